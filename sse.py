@@ -1,0 +1,464 @@
+"""From bytes to the pieces of a message: the stream of a model server, read (article §4.2).
+
+    bytes --read_bytes--> chunks --iter_events--> events --parse_sse_stream--> JSON objects
+          --iter_deltas--> deltas --split_thinking--> deltas; ToolCalls joins the pieces of calls
+
+`iter_events` follows the WHATWG standard (HTML 9.2.5 and 9.2.6) to the letter and knows nothing of
+models. Above it, each rule answers something that a real server sends; none asks who the server is.
+
+But:
+- there is no EventSource: no reconnecting, `retry` and `id` are only reported
+- one reply is read: of n > 1 choices only the first
+- token usage is not kept
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import re
+from typing import Any, Dict, Generator, Iterable, Iterator, List, NamedTuple, Optional
+
+import requests
+import urllib3
+
+Json = Dict[str, Any]
+
+
+class ModelError(RuntimeError):
+    """The model's side failed: unreachable, an HTTP error, an error in the stream, a stream cut
+    short, nothing in the reply. The text is one line that a person can act on."""
+
+
+# ------------------------------------------------------------------ bytes -> events (HTML 9.2.6)
+
+
+class Event(NamedTuple):
+    """One server-sent event; `id` is the last one seen in the stream, `retry` is milliseconds."""
+
+    event: str = "message"
+    data: str = ""
+    id: str = ""
+    retry: Optional[int] = None
+
+
+def iter_events(chunks: Iterable[bytes]) -> Iterator[Event]:
+    """Parse an event stream; how the bytes are cut into chunks makes no difference.
+
+    An event is out as soon as its blank line is in. What is pending at the end is dropped, as the
+    standard wants; a caller that knows the end to be clean may add a blank line of its own.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")  # -sig: one BOM, at the start
+    pending: List[str] = []  # text since the last blank line; joined once, so a huge line is linear
+    last_id, after_cr = "", False
+    for chunk in chunks:
+        text = decoder.decode(chunk)
+        if after_cr and text:
+            text = text[1:] if text[0] == "\n" else text  # the CR has already ended that line
+            after_cr = False
+        if not text:
+            continue
+        if "\r" in text:
+            after_cr = text[-1] == "\r"
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
+        blank_line = "\n\n" in text or (text[0] == "\n" and pending and pending[-1][-1:] == "\n")
+        pending.append(text)
+        if not blank_line:
+            continue
+        *blocks, rest = "".join(pending).split("\n\n")
+        pending = [rest]
+        for block in blocks:
+            if block.startswith("data: ") and "\n" not in block:  # nearly all of a model's events
+                yield Event("message", block[6:], last_id)
+                continue
+            event, data, retry = "", [], None
+            for line in block.split("\n"):
+                field, _, value = line.partition(":")  # a comment has the empty field name
+                value = value[1:] if value.startswith(" ") else value
+                if field == "data":
+                    data.append(value)
+                elif field == "event":
+                    event = value
+                elif field == "id" and "\0" not in value:
+                    last_id = value
+                elif field == "retry" and value.isascii() and value.isdigit() and len(value) < 20:
+                    retry = int(value)
+            if data:
+                yield Event(event or "message", "\n".join(data), last_id, retry)
+
+
+# ------------------------------------------------------------------ events -> JSON objects
+
+_HEAD = 1 << 20  # bytes of a body kept until its first event, in case it is no event stream at all
+
+
+def parse_sse_stream(response: requests.Response) -> Generator[Json, None, bool]:
+    """The JSON object of each event (§4.2 parseSSEStream), up to `[DONE]` or the end of the body.
+
+    The generator's own value (`yield from`) tells whether `[DONE]` came. A body without any event
+    that is a JSON object, the reply of a server that does not stream, is yielded as that object.
+    Raises ModelError for an error that the server reports and for data that is no JSON.
+    """
+    head, seen, ended = bytearray(), False, False
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal ended
+        for chunk in _model_bytes(response):
+            if not seen and len(head) < _HEAD:
+                head.extend(chunk)
+            yield chunk
+        ended = True
+        yield b"\n\n"  # only a clean end comes here: let go of an event without its blank line
+
+    for event in iter_events(chunks()):
+        seen = True
+        texts = [event.data]
+        for data in texts:
+            try:
+                value = json.loads(data)
+            except (ValueError, RecursionError):
+                if data.strip() == "[DONE]":
+                    _drain(response)
+                    return True
+                if not data.strip() or data.lstrip().startswith(":"):  # a keep-alive sent as data
+                    continue
+                if "\n" in data:  # events sent without the blank line between them
+                    texts.extend(data.split("\n"))
+                    continue
+                what = "回答在中途断开，最后一段不完整" if ended else "模型服务发来的数据不是 JSON"
+                raise ModelError(f"{what}：{one_line(data)}") from None
+            if event.event == "error" or _is_error(value):
+                raise ModelError(f"模型服务报错：{server_words(data)}")
+            if isinstance(value, dict):
+                yield value
+    if not seen and head.strip():
+        text = head.decode("utf-8", "replace")
+        value = _json_or_none(text)
+        if not isinstance(value, dict) or _is_error(value):
+            raise ModelError(f"模型服务返回的不是流式回答：{server_words(text)}")
+        yield value
+    return False
+
+
+def read_bytes(response: requests.Response) -> Iterator[bytes]:
+    """The body as it arrives, decompressed: each read returns what is there.
+
+    subtle: `iter_content(n)` waits for n bytes unless the body is chunked, so a stream ended by
+    closing would arrive in bursts. `read1` does not wait, but urllib3 before 2.1 has none.
+    """
+    if isinstance(response.raw, urllib3.HTTPResponse) and hasattr(response.raw, "read1"):
+        while chunk := response.raw.read1(16384, decode_content=True):
+            yield chunk
+    else:
+        yield from response.iter_content(1)
+
+
+def _model_bytes(response: requests.Response) -> Iterator[bytes]:
+    try:
+        yield from read_bytes(response)
+    except (urllib3.exceptions.ReadTimeoutError, requests.ConnectionError) as error:
+        raise ModelError(f"等不到模型的后续输出，连接超时：{one_line(str(error))}") from error
+    except (urllib3.exceptions.HTTPError, requests.RequestException, OSError) as error:
+        raise ModelError(f"回答在中途断开，没有收完：{one_line(str(error))}") from error
+
+
+def _drain(response: requests.Response) -> None:
+    """Take the rest of a body after `[DONE]` if it is already here, so that the next round finds
+    the connection free; a server that stays silent is not waited for."""
+    sock = getattr(getattr(response.raw, "connection", None), "sock", None)
+    if sock is None:
+        return
+    timeout = sock.gettimeout()
+    try:
+        sock.settimeout(0.05)
+        for _, _ in zip(range(8), read_bytes(response)):
+            pass
+        sock.settimeout(timeout)
+    except (urllib3.exceptions.HTTPError, OSError):
+        pass  # urllib3 has closed the connection: the next round opens another
+
+
+# ------------------------------------------------------------------ what a server says of errors
+
+
+def _json_or_none(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _is_error(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_is_error, value))
+    if not isinstance(value, dict):
+        return False
+    return bool(value.get("error")) or "choices" not in value and _is_text(value.get("message"))
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def server_words(body: str) -> str:
+    """What a server says in the body of an error, in whatever shape, as one short line."""
+    value = _json_or_none(body)
+    return one_line(re.sub(r"<[^<>]*>", " ", body[:8192]) if value is None else _words(value))
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, list):
+        return "; ".join(map(_words, value))
+    if isinstance(value, dict):
+        where = (
+            ".".join(map(str, value["loc"])) + ": " if isinstance(value.get("loc"), list) else ""
+        )
+        for key in ("error", "message", "detail", "msg"):
+            if value.get(key):
+                return where + _words(value[key])
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
+
+
+def one_line(text: str, limit: int = 300) -> str:
+    """`text` with its white space folded, and cut visibly after `limit` characters."""
+    text = " ".join(text[: 4 * limit].split())
+    return text if len(text) <= limit else text[:limit] + "…"
+
+
+# ------------------------------------------------------------------ JSON objects -> deltas
+
+THINKING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
+
+
+class Delta(NamedTuple):
+    """What one chunk adds to the message; null, missing and foreign things are gone."""
+
+    content: str = ""
+    reasoning: str = ""
+    thinking: Json = {}  # the same thinking, in the fields in which it came
+    tool_calls: List[Json] = []
+    finish_reason: str = ""
+    misfiled: bool = False  # the content so far was thinking (a bare closing tag)
+
+
+def iter_deltas(response: requests.Response) -> Iterator[Delta]:
+    """The deltas of one streamed reply.
+
+    Raises ModelError if the stream ends before the message does: a message is whole when
+    `finish_reason` or `[DONE]` has come, and only then.
+    """
+    done = complete = streamed = False
+    first_index: Optional[int] = None
+
+    def chunks() -> Iterator[Json]:
+        nonlocal done
+        done = yield from parse_sse_stream(response)
+
+    choices = (chunk["choices"][0] for chunk in chunks() if _has_choice(chunk))
+    for number, choice in enumerate(choices):
+        index = choice.get("index") or 0
+        first_index = index if first_index is None else first_index
+        if index not in (first_index, first_index + number):  # some servers count the chunks here
+            continue
+        delta = choice.get("delta")
+        streamed = streamed or isinstance(delta, dict)
+        if not isinstance(delta, dict):  # `message`: a reply in one piece, or the whole text again
+            delta = {} if streamed else choice.get("message") or {}
+        finish_reason = choice.get("finish_reason") or ""
+        if finish_reason == "error":
+            raise ModelError(f"模型服务报错：{one_line(_words(choice))}")
+        complete = complete or bool(finish_reason)
+        if delta.get("role") == "tool":  # the result of a tool that the server itself has run
+            delta = {}
+        yield _read_delta(delta, finish_reason)
+    if not done and not complete:
+        raise ModelError("回答在中途断开：既没有 finish_reason 也没有 [DONE]，内容不完整，请重试")
+
+
+def _has_choice(chunk: Json) -> bool:
+    choices = chunk.get("choices")
+    return isinstance(choices, list) and bool(choices) and isinstance(choices[0], dict)
+
+
+def _read_delta(delta: Json, finish_reason: str) -> Delta:
+    content = delta.get("content") or delta.get("refusal") or ""
+    thinking = {field: delta[field] for field in THINKING_FIELDS if delta.get(field)}
+    reasoning = next(filter(None, map(_text, thinking.values())), "") if thinking else ""
+    if not isinstance(content, str):  # a list of parts, some of them thinking
+        parts = content if isinstance(content, list) else [content]
+        thoughts = [p["thinking"] for p in parts if isinstance(p, dict) and p.get("thinking")]
+        reasoning += _text(thoughts)
+        content = _text(parts)
+    calls = delta.get("tool_calls") or []
+    calls = [calls] if isinstance(calls, dict) else calls
+    return Delta(content, reasoning, thinking, calls, finish_reason)
+
+
+def _text(value: Any) -> str:
+    """The text in a string, a part, or a list of parts."""
+    if isinstance(value, list):
+        return "".join(map(_text, value))
+    if isinstance(value, dict):
+        return _text(value.get("text") or value.get("summary"))
+    return value if isinstance(value, str) else ""
+
+
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+def split_thinking(deltas: Iterable[Delta]) -> Iterator[Delta]:
+    """Move thinking that stands in the content to where it belongs.
+
+    That is `<think>…</think>` at the head of a reply, and, where the server's template has already
+    opened the block, all that precedes a bare closing tag. Any other tag is the answer's own text.
+    """
+    where, held, ticks = "head", "", 0  # head, thinking, answer, done; what may become a tag; `
+    for delta in deltas:
+        text, thought, misfiled = held + delta.content, "", False
+        if where == "done" or where == "answer" and "<" not in text:
+            ticks += text.count("`")
+            held = ""
+            yield delta if text == delta.content else delta._replace(content=text)
+            continue
+        head = text.lstrip()
+        if where == "head" and head.startswith(_OPEN):
+            where, text = "thinking", head[len(_OPEN) :]
+        elif where == "head" and not _OPEN.startswith(head):
+            where = "answer"
+        before, tag, after = text.partition(_CLOSE)
+        in_code = where == "answer" and (ticks + before.count("`")) % 2 == 1
+        if tag and not in_code:
+            thought, text, misfiled = before, after, where == "answer"
+            where = "done"
+        held = "" if where == "done" else text if where == "head" else _tag_start(text)
+        text = text[: len(text) - len(held)]
+        ticks += text.count("`")
+        if where == "thinking":
+            thought, text = text, ""
+        yield delta._replace(content=text, reasoning=delta.reasoning + thought, misfiled=misfiled)
+    if held:
+        yield Delta(reasoning=held) if where == "thinking" else Delta(content=held)
+
+
+def _tag_start(text: str) -> str:
+    """The end of `text` that may be the beginning of a closing tag."""
+    tail = text[text.rfind("<") :] if "<" in text else ""
+    return tail if _CLOSE.startswith(tail) else ""
+
+
+# ------------------------------------------------------------------ pieces -> tool calls
+
+
+class ToolCalls:
+    """The tool calls of one message in the making (§4.2: toolCalls).
+
+    In the article `index` says to which call a piece belongs. Servers leave it out, repeat it or
+    change it; they do the same with ids and names. What decides here is what can only mean one
+    thing: a known id, a new id with a name, arguments that are already complete.
+    """
+
+    def __init__(self) -> None:
+        self._calls: List[Json] = []  # in the order of their first piece
+        self._at: Dict[Any, Json] = {}  # index -> the call it means now
+        self._by_id: Dict[str, Json] = {}
+
+    def add(self, piece: Json) -> None:
+        """Add one element of `delta.tool_calls`; null and "" mean absent."""
+        if not isinstance(piece, dict):
+            return
+        function = piece.get("function") or {}
+        call_id, index, name = piece.get("id"), piece.get("index"), function.get("name")
+        arguments = function.get("arguments")
+        if arguments is not None and not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        call = self._owner(call_id, index, name, arguments)
+        if call is None:
+            call = {"id": "", "type": "function", "function": {"name": "", "arguments": []}}
+            self._calls.append(call)
+        if index is not None:
+            self._at[index] = call
+        if call_id:
+            call["id"] = call["id"] or call_id  # an id that changes half-way: the first one counts
+            self._by_id[call_id] = call
+        if arguments:
+            call["function"]["arguments"].append(arguments)
+        if name:
+            call["function"]["name"] = _longer_name(call["function"], name)
+        for (
+            key,
+            value,
+        ) in piece.items():  # an unknown key (a thought signature) goes back as it came
+            if value and key not in ("index", "id", "type", "function"):
+                call.setdefault(key, value)
+
+    def _owner(self, call_id: Any, index: Any, name: Any, arguments: Any) -> Optional[Json]:
+        """The call that a piece continues, or None if it opens one."""
+        newest = self._calls[-1] if self._calls else None
+        known = self._by_id.get(call_id) if call_id else None
+        call = known or (newest if index is None else self._at.get(index))
+        if call is None and not call_id and not name:  # nothing here that could open a call
+            return newest
+        if call is None or not name:
+            return call
+        so_far = "".join(call["function"]["arguments"])
+        complete = is_json_object(so_far)
+        if known:  # the same id twice: another call only if it stands at another index
+            opens = complete and index is not None and self._at.get(index) is not call
+        elif not call["function"]["name"] and not (call_id and call["id"]):  # the name came late
+            opens = False
+        elif name == call["function"]["name"] and so_far and not complete:  # the name came again
+            opens = False
+        elif call_id:
+            opens = bool(call["id"])
+        else:
+            opens = index is None or bool(arguments) and complete
+        return None if opens else call
+
+    def finished(self, cut: bool) -> List[Json]:
+        """The calls as a reply without streaming would hold them, each with an id of its own.
+
+        cut: the reply ended at the output limit, so a call that still lacks its arguments must not
+        pass for one that needs none.
+        """
+        calls, ids = [], set()
+        for call in self._calls:
+            function = call["function"]
+            function["arguments"] = _join_arguments(function["arguments"])
+            if not function["name"] and not function["arguments"]:
+                continue
+            if cut and function["arguments"].strip() in ("", "null"):
+                function["arguments"] = "…"
+            if not isinstance(call["id"], str) or not call["id"] or call["id"] in ids:
+                call["id"] = new_id()
+            ids.add(call["id"])
+            calls.append(call)
+        return calls
+
+
+def _longer_name(function: Json, name: str) -> str:
+    """A name may come in pieces before the arguments, whole again, or longer each time."""
+    known: str = function["name"]
+    if not known or name.startswith(known):
+        return name
+    return known if function["arguments"] or name == known else known + name
+
+
+def _join_arguments(pieces: List[str]) -> str:
+    """The pieces one after the other; only if that is no JSON may they be repetitions."""
+    joined = "".join(pieces)
+    if len(pieces) > 1 and not is_json_object(joined) and is_json_object(pieces[-1]):
+        last = pieces[-1]
+        if "".join(pieces[:-1]) == last or all(map(last.startswith, pieces)):
+            return last
+    return joined
+
+
+def is_json_object(text: str) -> bool:
+    return text.rstrip().endswith("}") and isinstance(_json_or_none(text), dict)
+
+
+def new_id() -> str:
+    """An id for a call that came without one; nine letters or digits suit every known server."""
+    return os.urandom(5).hex()[:9]
