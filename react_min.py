@@ -1,0 +1,832 @@
+# /// script
+# requires-python = ">=3.9"
+# dependencies = ["requests"]
+# ///
+"""The ReAct tool loop over the OpenAI `tools` protocol, by hand and blocking (article §2 to §6).
+
+    python react_min.py "北京和上海今天哪里更热？"
+
+The order is the article's: the prompt (§6), one streamed request (§4.2), the calls of one round in
+parallel (§4.3, §5.1), the loop (§4.4). Then the command line. How a stream becomes a message is in
+sse.py, how a call becomes a result in tools.py.
+
+But:
+- no asyncio: reading blocks, and threads take the place of Promise.all
+- no cutting of a long history: what does not fit the model's window is for the caller to drop
+- fields that a server refuses are dropped, not translated into its own words
+"""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import os
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing, contextmanager
+from ipaddress import ip_address
+from queue import Empty, SimpleQueue
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set
+from urllib.parse import urlsplit
+
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.exceptions import HTTPError, InvalidHeader, MaxRetryError
+from urllib3.util.retry import Retry
+
+from sse import (
+    THINKING_FIELDS,
+    Json,
+    ModelError,
+    ToolCalls,
+    iter_deltas,
+    one_line,
+    parse_sse_stream,
+    read_bytes,
+    server_words,
+    split_thinking,
+)
+from tools import (
+    TOOL_MAP,
+    TOOLS,
+    Tool,
+    call_key,
+    calls_in_text,
+    execute_tool_call,
+    read_arguments,
+    showable,
+)
+
+__all__ = ["ModelError", "call_model_stream", "execute_tool_call", "main", "run_agent"]
+__all__ += ["BASE_URL", "MODEL", "SYSTEM_PROMPT", "MAX_TOOL_ROUNDS", "TOOLS", "TOOL_MAP"]
+__all__ += ["parse_sse_stream"]
+
+# §6: four short sentences; the second shows a small model the way from get_news to read_url.
+SYSTEM_PROMPT = """你是一个会使用工具的中文助手。
+1. **涉及天气、新闻、当前时间等实时信息，必须先调用对应工具，禁止凭空编造。**
+2. **需要看某条新闻的正文时，先用 get_news 获取链接，再用 read_url 读取该链接。**
+3. **拿到工具结果后，用简洁的中文整理出回答。**
+4. **不需要工具的问题直接回答。**"""
+
+MAX_TOOL_ROUNDS = 5  # §4.4: a fuse; small models sometimes repeat one call for ever
+TOOL_TIMEOUT = 30.0  # seconds for one tool
+CONNECT_TIMEOUT = 10.0  # seconds
+READ_TIMEOUT = 300.0  # seconds of silence: a cold model may load for a minute or two
+
+Hear = Optional[Callable[[str], object]]  # a callback
+
+
+def _is_dashscope(url: str) -> bool:
+    return bool(re.match(r"https?://dashscope[\w.-]*\.aliyuncs\.com(?![\w.-])", url.strip()))
+
+
+BASE_URL = os.environ.get("OPENAI_BASE_URL", "").strip() or (
+    "https://dashscope.aliyuncs.com/compatible-mode/v1"
+    if os.environ.get("DASHSCOPE_API_KEY", "").strip()
+    else "http://localhost:11434/v1"
+)
+MODEL = os.environ.get("OPENAI_MODEL", "").strip() or (
+    "qwen3-1.7b" if _is_dashscope(BASE_URL) else "qwen3:1.7b"
+)
+
+
+# ------------------------------------------------------------------ one streamed round (§4.2)
+
+
+class Message(Dict[str, Any]):
+    """An assistant message as a reply without streaming would hold it. `finish_reason`, which is
+    no part of the protocol's message, is kept beside it."""
+
+    finish_reason = ""
+
+
+def call_model_stream(
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: Sequence[Tool] = TOOLS,
+    base_url: str = BASE_URL,
+    model: str = MODEL,
+    api_key: Optional[str] = None,
+    tool_choice: str = "auto",
+    thinking: bool = True,
+    timeout: float = READ_TIMEOUT,
+    server: Optional[Server] = None,
+    on_reasoning: Hear = None,
+    on_content: Hear = None,
+) -> Message:
+    """One request and its streamed reply (§4.2).
+
+    The pieces go to `on_reasoning` and `on_content` as they come; the return value is the whole
+    assistant message. `timeout` is in seconds without a byte. `server` keeps the connection, and
+    what was learnt about the server, from one round to the next. Raises ModelError.
+    """
+    server = server or Server(base_url, api_key, timeout)
+    body = {
+        "model": model,
+        "messages": messages,
+        "tools": [tool.definition for tool in tools],
+        "tool_choice": tool_choice,  # auto: the model decides whether to call
+        "stream": True,
+        "temperature": 0.3,
+        "max_tokens": 4096,  # thinking counts too: too few, and the content stays empty
+        **(THINKING_ON if thinking else THINKING_OFF),
+    }
+    content, shown, finish_reason = "", 0, ""
+    thoughts: Json = {}
+    calls = ToolCalls()
+    with server.stream(body) as response:
+        for delta in split_thinking(iter_deltas(response)):
+            if delta.misfiled:
+                _tell(on_reasoning, content)
+                content, shown = "", 0
+            if delta.reasoning:
+                _tell(on_reasoning, delta.reasoning)
+            for field, piece in delta.thinking.items():
+                _append(thoughts, field, piece)
+            if delta.content:
+                content += delta.content
+                ready = showable(content, shown)
+                _tell(on_content, content[shown:ready])
+                shown = ready
+            for part in delta.tool_calls:
+                calls.add(part)
+            finish_reason = delta.finish_reason or finish_reason
+    tool_calls = calls.finished(cut=finish_reason == "length")
+    if not tool_calls:
+        content, tool_calls = calls_in_text(content, tools)
+    if content.strip():
+        _tell(on_content, content[shown:])
+    elif not tool_calls and finish_reason == "length":
+        raise ModelError("输出到达上限（max_tokens）时还没有正文：试试 --no-thinking，或把问题问小")
+    message = Message(role="assistant", content=content, **thoughts)
+    if tool_calls:
+        message["tool_calls"] = tool_calls
+    message.finish_reason = finish_reason
+    return message
+
+
+THINKING_ON: Json = {"enable_thinking": True}  # else there is no reasoning_content (§4.2)
+THINKING_OFF: Json = {  # every server has its own switch; one that it refuses is dropped
+    "enable_thinking": False,
+    "chat_template_kwargs": {"enable_thinking": False},
+    "reasoning_effort": "none",
+}
+
+
+def _tell(listener: Hear, text: str) -> None:
+    if listener and text:
+        listener(text)
+
+
+def _append(thoughts: Json, field: str, piece: Any) -> None:
+    """Thinking is kept in the field in which it came: some servers demand it back (RULES there)."""
+    known = thoughts.get(field)
+    thoughts[field] = known + piece if isinstance(known, type(piece)) else piece
+
+
+# ------------------------------------------------------------------ the request
+
+
+class Server:
+    """A model server during one run: the connection to it, and the fields that it has refused."""
+
+    def __init__(
+        self, base_url: str, api_key: Optional[str], timeout: float = READ_TIMEOUT
+    ) -> None:
+        parts = _split_base_url(base_url)
+        path = parts.path.rstrip("/")
+        path = path if path.endswith("/chat/completions") else path + "/chat/completions"
+        self.url = parts._replace(path=path, fragment="").geturl()
+        shown = parts._replace(path=path, netloc=parts.netloc.rpartition("@")[2], query="")
+        self.shown_url = shown.geturl()  # without a password that may stand in it
+        self.key = _checked_key(_key_for(base_url) if api_key is None else api_key)
+        self.timeout = (CONNECT_TIMEOUT, timeout)
+        self.refused: Set[str] = set()
+        self.demanded: Set[str] = set()
+        self.session = requests.Session()
+        # neither a proxy nor ~/.netrc has a say about a server on this machine
+        self.session.trust_env = not _is_loopback(parts.hostname or "")
+        self.session.auth = self._authorize  # with an `auth`, requests asks no ~/.netrc
+        self.session.headers["Content-Type"] = "application/json"
+        self.session.headers["Accept"] = "text/event-stream, application/json"
+        self.session.headers["Accept-Encoding"] = "identity"
+        for scheme in ("http://", "https://"):
+            self.session.mount(scheme, HTTPAdapter(max_retries=Patience.for_model()))
+
+    def close(self) -> None:
+        self.session.close()
+
+    def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        if self.key:
+            request.headers["Authorization"] = f"Bearer {self.key}"
+        return request
+
+    @contextmanager
+    def stream(self, body: Json) -> Iterator[requests.Response]:
+        """The response to a request; ModelErrors that come up while it is read lose the key."""
+        try:
+            with self._send(body) as response:
+                yield response
+        except ModelError as error:
+            if not self.key or self.key not in str(error):
+                raise
+            raise ModelError(str(error).replace(self.key, "***")) from None
+
+    def _send(self, body: Json) -> requests.Response:
+        """POST the body; leave out what the server refuses, until it accepts or has refused this
+        very request before."""
+        tried: Set[bytes] = set()
+        while True:
+            payload = _to_json(self._mended(body))
+            tried.add(payload)
+            response = self._post(payload)
+            if response.status_code == 200:
+                return response
+            with response:
+                text = _error_body(response)
+            if response.status_code in (400, 422):
+                self._learn(text)
+            if _to_json(self._mended(body)) in tried:
+                raise _http_error(response, text, self.shown_url)
+
+    def _post(self, payload: bytes) -> requests.Response:
+        options: Json = {"timeout": self.timeout, "stream": True}
+        try:
+            # subtle: requests would repeat a redirected POST as a GET
+            return self.session.post(self.url, data=payload, allow_redirects=False, **options)
+        except (requests.RequestException, HTTPError, OSError, ValueError) as error:
+            raise ModelError(_why_unreachable(error, self.shown_url)) from error
+
+    def _mended(self, body: Json) -> Json:
+        """The body without what the server has refused, its messages in the form servers take."""
+        kept = {key: value for key, value in body.items() if key not in self.refused}
+        if not kept["tools"]:
+            kept = {key: kept[key] for key in kept if key not in ("tools", "tool_choice")}
+        messages = [_wire_message(message) for message in body["messages"]]
+        messages = [message for message in messages if message]
+        asked = max((n for n, m in enumerate(messages) if m.get("role") == "user"), default=0)
+        for number, message in enumerate(messages):
+            if message.get("role") != "assistant":
+                continue
+            for field in THINKING_FIELDS:
+                # thinking belongs to the run: with the next question it goes
+                if field in self.refused or number < asked and field not in self.demanded:
+                    message.pop(field, None)
+                elif field in self.demanded:
+                    message.setdefault(field, "")
+            if "content" in self.refused and message.get("tool_calls") and not message["content"]:
+                message["content"] = None  # some gateways refuse "" there, others null
+        kept["messages"] = messages
+        return kept
+
+    def _learn(self, text: str) -> None:
+        """Note the optional fields that a refusal names, and whether it wants them gone or there."""
+        for field in OPTIONAL_FIELDS:
+            if not re.search(rf"(?<![\w-]){field}(?![\w-])", text):
+                continue
+            if field in THINKING_FIELDS and DEMAND.search(text):
+                self.demanded.add(field)
+                self.refused.discard(field)
+            elif field not in self.refused:
+                self.refused.add(field)
+                self.demanded.discard(field)
+                notice(f"服务器不接受 {field}，本次运行不再发送它")
+
+
+OPTIONAL_FIELDS = [*THINKING_OFF, "max_tokens", "temperature", "tool_choice", "content"]
+OPTIONAL_FIELDS += THINKING_FIELDS
+DEMAND = re.compile(r"(?i)missing|must be (?:passed|provided|included|set)|pass(?:ed)? back|requir")
+
+
+def _wire_message(message: Mapping[str, Any]) -> Json:
+    """A message as servers accept it, {} if it says nothing; the list of the caller stays as it is.
+
+    The assistant's calls go back as they came (§4.4), but for what makes a server refuse all that
+    follows: arguments that are no JSON object (the model is told so in the tool message).
+    """
+    wire = dict(message)
+    calls = wire.pop("tool_calls", None) or []
+    if wire.get("role") == "assistant" and not calls and not wire.get("content"):
+        return {}
+    if wire.get("role") == "tool" and not wire.get("content"):
+        wire["content"] = "（工具没有返回内容）"
+    if wire.get("content") is None:
+        wire["content"] = ""
+    if calls:
+        wire["tool_calls"] = [_wire_call(call) for call in calls]
+    return wire
+
+
+def _wire_call(call: Json) -> Json:
+    function = {**call["function"], "name": call["function"].get("name") or "unknown"}
+    arguments = read_arguments(function.get("arguments"))
+    raw = function.get("arguments")
+    if not isinstance(raw, str) or arguments is None or not raw.lstrip().startswith("{"):
+        function["arguments"] = json.dumps(arguments or {}, ensure_ascii=False)
+    wire = {key: value for key, value in call.items() if value is not None and key != "index"}
+    return {**wire, "function": function}
+
+
+def _to_json(body: Json) -> bytes:
+    """UTF-8 without lone surrogates, as they come from a command line or from half an emoji."""
+    text = json.dumps(body, ensure_ascii=False)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
+
+
+class Patience(Retry):
+    """Repeats a request that was never answered: the model is loading, the server is busy. All of
+    that is before the first byte of a reply. 400 and the like are never repeated unchanged."""
+
+    LONGEST = 60.0  # seconds; a server that asks for more is not waited for
+
+    @classmethod
+    def for_model(cls) -> Patience:
+        """Waits of 0, 2, 4, 8, 16 and 32 seconds, or what Retry-After says."""
+        return cls(
+            total=6,
+            connect=0,
+            read=0,
+            other=0,
+            status=6,
+            backoff_factor=1,
+            status_forcelist=(429, 500, 502, 503, 504),
+            allowed_methods=None,
+            raise_on_status=False,
+        )
+
+    def get_retry_after(self, response: Any) -> Optional[float]:
+        try:
+            return super().get_retry_after(response)
+        except (InvalidHeader, OverflowError, ValueError):
+            return None
+
+    def increment(self, *args: Any, **kwargs: Any) -> Patience:
+        response = kwargs.get("response")
+        if response is not None and (self.get_retry_after(response) or 0) > self.LONGEST:
+            raise MaxRetryError(kwargs["_pool"], "", None)
+        retry = super().increment(*args, **kwargs)
+        if response is not None:
+            notice(f"模型服务暂时不可用（HTTP {response.status}），稍后重试")
+        return retry
+
+
+# ------------------------------------------------------------------ the request's errors, in a line
+
+
+def _split_base_url(base_url: str) -> Any:
+    try:
+        parts = urlsplit(base_url.strip())
+        if parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1):
+            return parts
+    except ValueError:
+        pass
+    raise ModelError(
+        f"模型服务的地址不对：{one_line(base_url)!r}。OPENAI_BASE_URL 应当像 http://localhost:11434/v1"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _key_for(base_url: str) -> str:
+    if _is_dashscope(base_url) and os.environ.get("DASHSCOPE_API_KEY", "").strip():
+        return os.environ["DASHSCOPE_API_KEY"]
+    return os.environ.get("OPENAI_API_KEY", "")
+
+
+def _checked_key(key: str) -> str:
+    key = key.strip()
+    for at, letter in enumerate(key, 1):
+        if not "!" <= letter <= "~":
+            raise ModelError(
+                f"API key 的第 {at} 个字符（U+{ord(letter):04X}）不合法，请重新复制 key"
+            )
+    return key
+
+
+def _error_body(response: requests.Response) -> str:
+    body = b""
+    try:
+        for chunk in read_bytes(response):
+            body += chunk
+            if len(body) > 65536:
+                break
+    except (requests.RequestException, HTTPError, OSError):
+        pass  # what came before is better than nothing
+    return body.decode("utf-8", "replace")
+
+
+def _http_error(response: requests.Response, text: str, url: str) -> ModelError:
+    status = response.status_code
+    hints = {
+        401: "请检查 API key（OPENAI_API_KEY 或 DASHSCOPE_API_KEY）",
+        403: "请检查 API key 的权限（OPENAI_API_KEY 或 DASHSCOPE_API_KEY）",
+        404: "请检查模型名（OPENAI_MODEL）和地址（OPENAI_BASE_URL，末尾是否少了 /v1）",
+        429: "请求太多或额度用完，请稍后再试",
+        503: "模型可能还在加载，请稍后再试",
+    }
+    hint = hints.get(status, "")
+    if 300 <= status < 400:
+        hint = f"被重定向到 {one_line(response.headers.get('Location', '?'))}，请改 OPENAI_BASE_URL"
+    words = server_words(text) or one_line(response.reason or "")
+    return ModelError(
+        f"模型服务返回 HTTP {status}（{url}）：{words}" + (f"。{hint}" if hint else "")
+    )
+
+
+def _why_unreachable(error: Exception, url: str) -> str:
+    text = str(error)
+    if isinstance(error, requests.exceptions.ReadTimeout):
+        return f"模型服务一直没有回答（{url}）：等待超时，模型可能还在加载，可用 --timeout 放宽"
+    if isinstance(error, requests.exceptions.SSLError):
+        return f"与模型服务的安全连接（TLS）失败（{url}）：{_innermost(error)}"
+    if isinstance(error, requests.exceptions.ProxyError):
+        return f"连不上代理（要访问 {url}）：{_innermost(error)}。请检查 HTTP_PROXY/HTTPS_PROXY"
+    if isinstance(error, requests.exceptions.ConnectTimeout):
+        why = "连接超时"
+    elif "refused" in text:
+        why = "连接被拒绝，服务是否在运行？"
+    elif re.search(r"NameResolution|getaddrinfo|Name or service|resolve", text):
+        why = "找不到这个主机"
+    else:
+        why = _innermost(error)
+    return (
+        f"连不上模型服务 {url}（{why}）。三个办法：装好 Ollama 后 `ollama pull qwen3:1.7b`；"
+        "设置 DASHSCOPE_API_KEY 用阿里云百炼；或先看演示 `python react_min.py --demo`"
+    )
+
+
+def _innermost(error: BaseException) -> str:
+    reason = getattr(error, "reason", None) or (error.args[0] if error.args else None)
+    return _innermost(reason) if isinstance(reason, BaseException) else one_line(str(error), 200)
+
+
+def notice(text: str) -> None:
+    """Something that a person should know, on standard error."""
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+# ------------------------------------------------------------------ the calls of one round (§5.1)
+
+
+def run_tool_calls(
+    calls: Sequence[Json],
+    turns: Sequence[int],
+    tool_map: Mapping[str, Tool] = TOOL_MAP,
+    tool_timeout: float = TOOL_TIMEOUT,
+    on_tool_call: Hear = None,
+    on_tool_result: Hear = None,
+) -> List[Json]:
+    """Run the calls of one round in parallel; returns their tool messages, in call order (§2).
+
+    `turns` tells how often each call has been made in this run: from the third time on it is not
+    run any more. The callbacks are called here, on the caller's thread: every call before the
+    first tool starts, the results as they come.
+    """
+    results: List[str] = [""] * len(calls)
+    boxes: List[SimpleQueue[str]] = [SimpleQueue() for _ in calls]
+    contexts = [contextvars.copy_context() for _ in calls]
+
+    def execute(number: int) -> None:
+        boxes[number].put(execute_tool_call(calls[number], tool_map))
+
+    def wait_for(number: int) -> str:
+        if turns[number] > 2:
+            return "同样的调用已经执行过两次，不再执行。请直接根据已有的结果回答"
+        # subtle: a pool waits for its threads, even at exit. So the tool, which may hang, gets a
+        # daemon thread, and the thread of the pool waits for it, but not for ever.
+        task = (execute, number)
+        threading.Thread(target=contexts[number].run, args=task, daemon=True).start()
+        try:
+            result = boxes[number].get(timeout=tool_timeout)
+        except Empty:
+            return f"工具执行超时：{tool_timeout:g} 秒内没有完成"
+        return result + ("\n（这个调用和之前的完全相同，请直接根据结果回答）" if repeated else "")
+
+    repeated = min(turns) > 1
+    for call in calls:
+        _tell(on_tool_call, f"调用工具 {call['function']['name']}({call['function']['arguments']})")
+    with ThreadPoolExecutor(min(len(calls), 64)) as pool:
+        try:
+            futures = {pool.submit(wait_for, number): number for number in range(len(calls))}
+            for future in as_completed(futures):
+                number = futures[future]
+                results[number] = future.result()
+                name = calls[number]["function"]["name"]
+                _tell(on_tool_result, f"工具结果 {name} → {results[number]}")
+        finally:  # Ctrl-C, or a callback that raised: nobody waits any longer
+            for future in futures:
+                future.cancel()
+            for box in boxes:
+                box.put("已取消")
+    return [
+        {"role": "tool", "tool_call_id": call["id"], "content": result}
+        for call, result in zip(calls, results)
+    ]
+
+
+# ------------------------------------------------------------------ the loop (§4.4)
+
+
+def run_agent(
+    user_message: str,
+    *,
+    tools: Sequence[Tool] = TOOLS,
+    base_url: str = BASE_URL,
+    model: str = MODEL,
+    api_key: Optional[str] = None,
+    messages: Optional[List[Any]] = None,
+    max_rounds: int = MAX_TOOL_ROUNDS,
+    tool_timeout: float = TOOL_TIMEOUT,
+    timeout: float = READ_TIMEOUT,
+    thinking: bool = True,
+    on_tool_call: Hear = None,
+    on_tool_result: Hear = None,
+    on_reasoning: Hear = None,
+    on_content: Hear = None,
+) -> str:
+    """Ask the model, run the tools it calls, and ask again, until it answers (§4.4).
+
+    `messages` is the caller's list: the system prompt (if it is empty), the question, each round
+    and the answer are appended, and it can be handed in again. `tool_timeout` and `timeout` are in
+    seconds. Raises ModelError; what went wrong with a tool is told to the model instead.
+    """
+    messages = [] if messages is None else messages
+    if not messages:
+        messages.append({"role": "system", "content": SYSTEM_PROMPT})
+    messages.append({"role": "user", "content": user_message})
+    tool_map = {tool.definition["function"]["name"]: tool for tool in tools}
+    made: Counter[str] = Counter()  # the calls of this run
+    tool_choice = "auto"
+    with closing(Server(base_url, api_key, timeout)) as server:
+        ask: Json = {"tools": tools, "model": model, "thinking": thinking, "server": server}
+        ask.update(on_reasoning=on_reasoning, on_content=on_content)
+        for _ in range(max_rounds):
+            message = call_model_firmly(messages, tool_choice=tool_choice, **ask)
+            if not message.get("tool_calls"):  # no calls: what was streamed is the answer
+                messages.append(message)
+                return str(message["content"]) + mark_of_cut(message, on_content)
+            # the calls of a round do not depend on each other, so they run in parallel
+            turns = count_turns(made, message["tool_calls"])
+            results = run_tool_calls(
+                message["tool_calls"], turns, tool_map, tool_timeout, on_tool_call, on_tool_result
+            )
+            # ★ the assistant's message as it came, then each result, paired by tool_call_id;
+            # only together, so that an interrupted round leaves no call without its result
+            messages += [message, *results]
+            tool_choice = "none" if min(turns) > 1 else "auto"  # only repetitions: now answer
+    fuse = f"工具调用超过 {max_rounds} 轮，未能完成任务"
+    messages.append({"role": "assistant", "content": fuse})
+    return fuse
+
+
+def call_model_firmly(messages: List[Any], *, tool_choice: str, **ask: Any) -> Message:
+    """One round; a reply with neither text nor call is asked for once more, without tools."""
+    for choice in (tool_choice, "none"):
+        message = call_model_stream(messages, tool_choice=choice, **ask)
+        if message.get("tool_calls") or message["content"].strip():
+            return message
+    raise ModelError("模型没有给出回答：回复里既没有正文，也没有工具调用，请换个问法或换个模型")
+
+
+def count_turns(made: Counter[str], calls: Sequence[Json]) -> List[int]:
+    """For each call, the how many-th it is of its kind in this run; 1: it is new."""
+    turns = []
+    for call in calls:
+        made[call_key(call)] += 1
+        turns.append(made[call_key(call)])
+    return turns
+
+
+def mark_of_cut(message: Message, on_content: Hear) -> str:
+    """What an answer that did not end by itself ends with, since half an answer looks whole."""
+    marks = {
+        "length": "\n（回答到达输出上限，在此处被截断）",
+        "content_filter": "\n（回答被内容过滤截断）",
+    }
+    mark = marks.get(message.finish_reason, "")
+    _tell(on_content, mark)
+    return mark
+
+
+# ------------------------------------------------------------------ the terminal
+
+_ESCAPE = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, cursor
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]{0,4096}(?:\x07|\x1b\\|\x9c)"  # titles, links
+    r"|\x1b[ -/]*[0-Z\\^-~]"
+)
+_UNFINISHED = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z"
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]{0,4096}\x1b?\Z|\x1b[ -/]*\Z"
+)
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def printable(text: str) -> str:
+    """Text without what a terminal would obey: escape sequences, controls, bidi overrides."""
+    return _CONTROL.sub("", _ESCAPE.sub("", text))
+
+
+class Terminal:
+    """Writes a run as it comes: the answer to standard output, all else to standard error.
+
+    Into a pipe goes the answer alone. Whether text is the answer is known only when no call
+    follows (§4.2), so there the text of a round waits PATIENCE seconds for a call before it flows.
+    """
+
+    PATIENCE = 0.2
+
+    def __init__(self) -> None:
+        self.piped = not sys.stdout.isatty()
+        self.dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        self._mode = ""  # what the open line holds: reasoning, content, or nothing
+        self._held = ""  # the beginning of an escape sequence
+        self._waiting: List[str] = []
+        self._since: Optional[float] = None
+        self._written = ""  # the end of what standard output holds of this round
+
+    def on_reasoning(self, text: str) -> None:
+        self._switch("reasoning")
+        text = self._clean(text)
+        print(f"\x1b[2m{text}\x1b[0m" if self.dim else text, end="", file=sys.stderr, flush=True)
+
+    def on_content(self, text: str) -> None:
+        self._switch("content")
+        self._waiting.append(self._clean(text))
+        self._since = self._since or time.monotonic()
+        if not self.piped or time.monotonic() - self._since > self.PATIENCE:
+            self._flush()
+
+    def on_tool_call(self, line: str) -> None:
+        remark = "".join(self._waiting) if self.piped else ""
+        self._waiting, self._since = [], None
+        self._switch("")
+        for text in filter(None, (remark.strip(), line)):
+            print(printable(text), file=sys.stderr, flush=True)
+
+    def on_tool_result(self, line: str) -> None:
+        line = line if len(line) <= 600 else f"{line[:600]}…（共 {len(line)} 字）"
+        print(printable(line), file=sys.stderr, flush=True)
+
+    def finish(self, answer: str) -> None:
+        """End the answer's line; what was not streamed (the fuse's sentence) is printed whole."""
+        self._flush()
+        self._switch("")
+        if not self._written:
+            print(printable(answer).strip(), flush=True)
+
+    def _clean(self, text: str) -> str:
+        text = self._held + text
+        found = _UNFINISHED.search(text)
+        self._held = text[found.start() :] if found else ""
+        return printable(text[: len(text) - len(self._held)])
+
+    def _switch(self, mode: str) -> None:
+        """Begin another kind of text, on a line of its own."""
+        if mode == self._mode:
+            return
+        if self._mode == "content":
+            if self._written and not self._written.endswith("\n"):
+                print(flush=True)
+            self._written = self._written if mode == "" and not self.piped else self._written
+        elif self._mode == "reasoning":
+            print(file=sys.stderr, flush=True)
+        self._mode, self._held = mode, ""
+
+    def _flush(self) -> None:
+        text = "".join(self._waiting)
+        self._waiting = []
+        if text:
+            self._written = text
+            print(text, end="", flush=True)
+
+
+# ------------------------------------------------------------------ the command line
+
+USAGE = """例子：
+  python react_min.py "北京和上海今天哪里更热？"
+  echo "帮我看看今天 AI 新闻里第一条的正文。" | python react_min.py
+
+环境变量：OPENAI_BASE_URL、OPENAI_MODEL、OPENAI_API_KEY、DASHSCOPE_API_KEY
+"""
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """The command line; returns the exit status: 0, 1 (ModelError), 2 (usage) or 130 (Ctrl-C)."""
+    for stream in (sys.stdout, sys.stderr, sys.stdin):
+        if hasattr(stream, "reconfigure"):  # a console that cannot print 🌞 prints ? instead
+            stream.reconfigure(errors="replace")
+    try:
+        return _command(_parser().parse_args(argv))
+    except SystemExit as error:
+        return int(error.code or 0)
+    except ModelError as error:
+        notice(f"错误：{error}")
+        return 1
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `| head -1` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _parser() -> Any:
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        prog="react_min.py",
+        description="向模型提问；它可以调用四个工具：天气、新闻、时间、读网页。",
+        epilog=USAGE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("question", nargs="?", help="问题；不写就从标准输入（管道）读取")
+    parser.add_argument("--demo", action="store_true", help="不需要模型、key 和网络的演示")
+    parser.add_argument("--messages", action="store_true", help="最后打印 messages 数组（§2）")
+    parser.add_argument("--no-thinking", action="store_true", help="关闭模型的思考")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=READ_TIMEOUT,
+        metavar="秒",
+        help=f"模型最多沉默多久，默认 {READ_TIMEOUT:g}",
+    )
+    return parser
+
+
+def _command(options: Any) -> int:
+    if options.demo:
+        return demo(options)
+    question = options.question
+    if question is None and sys.stdin is not None and not sys.stdin.isatty():
+        question = sys.stdin.read()
+    if not (question or "").strip():
+        notice('没有问题。用法：python react_min.py "问题"（--help 看说明，--demo 看演示）')
+        return 2
+    if not options.timeout > 0:
+        notice("--timeout 应当是大于 0 的秒数")
+        return 2
+    converse(question.strip(), options, base_url=BASE_URL, model=MODEL)
+    return 0
+
+
+def converse(question: str, options: Any, **server: Any) -> None:
+    """One question, written to the terminal as it is answered."""
+    terminal, messages = Terminal(), []  # type: ignore[var-annotated]
+    try:
+        answer = run_agent(
+            question,
+            messages=messages,
+            timeout=options.timeout,
+            thinking=not options.no_thinking,
+            on_tool_call=terminal.on_tool_call,
+            on_tool_result=terminal.on_tool_result,
+            on_reasoning=terminal.on_reasoning,
+            on_content=terminal.on_content,
+            **server,
+        )
+    finally:
+        terminal._switch("")
+    terminal.finish(answer)
+    if options.messages:
+        notice(json.dumps(messages, ensure_ascii=False, indent=1))
+
+
+def demo(options: Any) -> int:
+    """§5: the parallel and the sequential case, with the real loop over real HTTP, but played."""
+    import importlib.util
+
+    import tools
+
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "tests")
+    spec = importlib.util.spec_from_file_location("replay", os.path.join(folder, "replay.py"))
+    if spec is None or spec.loader is None or not os.path.exists(os.path.join(folder, "replay.py")):
+        notice("演示要用到 tests/ 文件夹里的 replay.py 和录音，这里没有。请使用完整的项目")
+        return 1
+    replay = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(replay)
+    notice(
+        "【演示】模型的话是预先写好的录音（recording），不是现场生成。用真实模型：`ollama pull qwen3:1.7b`，"
+        '或设置 DASHSCOPE_API_KEY，然后 python react_min.py "问题"'
+    )
+    recording = os.path.join(folder, "recordings", "demo")
+    with replay.serve(recording, pace=0.03) as server, replay.played_web(tools, recording):
+        for question in DEMO_QUESTIONS:
+            notice(f"\n问：{question}")
+            converse(question, options, base_url=server.base_url, model="qwen3-1.7b", api_key="")
+    return 0
+
+
+DEMO_QUESTIONS = ("北京和上海今天哪里更热？", "帮我看看今天 AI 新闻里第一条的正文。")
+
+if __name__ == "__main__":
+    sys.exit(main())
