@@ -35,7 +35,7 @@ from urllib.parse import urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
-from urllib3.exceptions import HTTPError, InvalidHeader, MaxRetryError
+from urllib3.exceptions import HTTPError, InvalidHeader, MaxRetryError, ReadTimeoutError
 from urllib3.util.retry import Retry
 
 from sse import (
@@ -349,7 +349,7 @@ class Patience(Retry):
         return cls(
             total=6,
             connect=0,
-            read=0,
+            read=1,  # the server has closed a connection that we kept
             other=0,
             status=6,
             backoff_factor=1,
@@ -365,7 +365,9 @@ class Patience(Retry):
             return None
 
     def increment(self, *args: Any, **kwargs: Any) -> Patience:
-        response = kwargs.get("response")
+        response, error = kwargs.get("response"), kwargs.get("error")
+        if isinstance(error, ReadTimeoutError):  # silence, unlike a dropped connection, is an end
+            raise error
         if response is not None and (self.get_retry_after(response) or 0) > self.LONGEST:
             raise MaxRetryError(kwargs["_pool"], "", None)
         retry = super().increment(*args, **kwargs)
@@ -589,12 +591,19 @@ def run_agent(
 
 
 def call_model_firmly(messages: List[Any], *, tool_choice: str, **ask: Any) -> Message:
-    """One round; a reply with neither text nor call is asked for once more, without tools."""
-    for choice in (tool_choice, "none"):
-        message = call_model_stream(messages, tool_choice=choice, **ask)
+    """One round; a reply with neither text nor call is asked for once more, now for an answer.
+
+    With "none" alone small models stay silent again, so the second request also says what to do;
+    that sentence does not stay in the conversation.
+    """
+    for choice, nudge in ((tool_choice, []), ("none", [{"role": "user", "content": NUDGE}])):
+        message = call_model_stream([*messages, *nudge], tool_choice=choice, **ask)
         if message.get("tool_calls") or message["content"].strip():
             return message
     raise ModelError("模型没有给出回答：回复里既没有正文，也没有工具调用，请换个问法或换个模型")
+
+
+NUDGE = "请根据以上内容，直接用中文回答我的问题。"
 
 
 def count_turns(made: Counter[str], calls: Sequence[Json]) -> List[int]:

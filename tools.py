@@ -939,14 +939,14 @@ def _json(value: Any) -> str:
 # ------------------------------------------------------------------ a call that was written as text
 
 _BLOCK = re.compile(
-    r"(?ms)^[ \t]*(?:<(tool_call|tools)>(.*?)(?:</\1>|\Z)"  # as the model's template wants it
+    r"(?ms)^[ \t]*(?:<(tool_call|tools|tool_response)>(.*?)(?:</\1>|\Z)"
     r"|```\w*[ \t]*\n(.*?)(?:^[ \t]*```|\Z)"
     r"|(<function=.*?(?:</function>|\Z)))\s*"
 )
 _MAY_BE_CALL = re.compile(
     r"(?m)\A\s*(?:\{|\[\s*(?:\{|\Z)|\Z)"  # the whole reply in JSON, or nothing so far
     r"|^[ \t]*(?:```(?:json|xml|tool_\w+)?[ \t]*(?:\n\s*(?:[{\[<]|\Z)|\Z)|`{1,2}\Z"
-    r"|```\w*\Z|<(?:tool_call|tools|function)\b|<\w*\Z)"
+    r"|```\w*\Z|<(?:tool_call|tools|function|tool_response)\b|<\w*\Z)"
 )
 
 
@@ -969,12 +969,13 @@ def calls_in_text(content: str, tools: Iterable[Tool]) -> Tuple[str, List[Json]]
     names = {tool.definition["function"]["name"] for tool in tools}
     blocks = list(_BLOCK.finditer(content))
     start = blocks[0].start() if blocks else 0
-    payloads = [next(filter(None, block.groups()[1:]), "") for block in blocks] or [content]
     if blocks and sum(len(block[0]) for block in blocks) != len(content) - start:
         return content, []  # prose after or between the blocks
-    calls = []
-    for payload in payloads:
-        found = _read_calls(payload)
+    calls: List[Json] = []
+    for tag, *payload in [block.groups("") for block in blocks] or [("", content)]:
+        if tag == "tool_response":  # a result that the model made up: no call, and no answer either
+            continue
+        found = _read_calls("".join(payload))
         if not found or any(call["function"]["name"] not in names for call in found):
             return content, []
         calls += found
