@@ -26,11 +26,17 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager
 from ipaddress import ip_address
 from queue import Empty, SimpleQueue
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Sequence, Set
+from typing import (
+    Any,
+    Callable,
+    Optional,
+    TextIO,
+)
 from urllib.parse import urlsplit
 
 import requests
@@ -97,7 +103,7 @@ MODEL = os.environ.get("OPENAI_MODEL", "").strip() or (
 # ------------------------------------------------------------------ one streamed round (§4.2)
 
 
-class Message(Dict[str, Any]):
+class Message(dict[str, Any]):
     """An assistant message as a reply without streaming would hold it. `finish_reason`, which is
     no part of the protocol's message, is kept beside it."""
 
@@ -110,11 +116,11 @@ def call_model_stream(
     tools: Sequence[Tool] = TOOLS,
     base_url: str = BASE_URL,
     model: str = MODEL,
-    api_key: Optional[str] = None,
+    api_key: str | None = None,
     tool_choice: str = "auto",
     thinking: bool = True,
     timeout: float = READ_TIMEOUT,
-    server: Optional[Server] = None,
+    server: Server | None = None,
     on_reasoning: Hear = None,
     on_content: Hear = None,
 ) -> Message:
@@ -188,15 +194,163 @@ def _append(thoughts: Json, field: str, piece: Any) -> None:
     thoughts[field] = known + piece if isinstance(known, type(piece)) else piece
 
 
+# ------------------------------------------------------------------ the calls of one round (§5.1)
+
+
+def run_tool_calls(
+    calls: Sequence[Json],
+    turns: Sequence[int],
+    tool_map: Mapping[str, Tool] = TOOL_MAP,
+    tool_timeout: float = TOOL_TIMEOUT,
+    on_tool_call: Hear = None,
+    on_tool_result: Hear = None,
+) -> list[Json]:
+    """Run the calls of one round in parallel; returns their tool messages, in call order (§2).
+
+    `turns` tells how often each call has been made in this run: from the third time on it is not
+    run any more. The callbacks are called here, on the caller's thread: every call before the
+    first tool starts, the results as they come.
+    """
+    results: list[str] = [""] * len(calls)
+    boxes: list[SimpleQueue[str]] = [SimpleQueue() for _ in calls]
+    contexts = [contextvars.copy_context() for _ in calls]
+
+    def execute(number: int) -> None:
+        boxes[number].put(execute_tool_call(calls[number], tool_map))
+
+    def wait_for(number: int) -> str:
+        if turns[number] > 2:
+            return "同样的调用已经执行过两次，不再执行。请直接根据已有的结果回答"
+        # subtle: a pool waits for its threads, even at exit. So the tool, which may hang, gets a
+        # daemon thread, and the thread of the pool waits for it, but not for ever.
+        task = (execute, number)
+        threading.Thread(target=contexts[number].run, args=task, daemon=True).start()
+        try:
+            result = boxes[number].get(timeout=tool_timeout)
+        except Empty:
+            return f"工具执行超时：{tool_timeout:g} 秒内没有完成"
+        return result + ("\n（这个调用和之前的完全相同，请直接根据结果回答）" if repeated else "")
+
+    repeated = min(turns) > 1
+    for call in calls:
+        _tell(on_tool_call, f"调用工具 {call['function']['name']}({call['function']['arguments']})")
+    with ThreadPoolExecutor(min(len(calls), 64)) as pool:
+        try:
+            futures = {pool.submit(wait_for, number): number for number in range(len(calls))}
+            for future in as_completed(futures):
+                number = futures[future]
+                results[number] = future.result()
+                name = calls[number]["function"]["name"]
+                _tell(on_tool_result, f"工具结果 {name} → {results[number]}")
+        finally:  # Ctrl-C, or a callback that raised: nobody waits any longer
+            for future in futures:
+                future.cancel()
+            for box in boxes:
+                box.put("已取消")
+    return [
+        {"role": "tool", "tool_call_id": call["id"], "content": result}
+        for call, result in zip(calls, results)
+    ]
+
+
+# ------------------------------------------------------------------ the loop (§4.4)
+
+
+def run_agent(
+    user_message: str,
+    *,
+    tools: Sequence[Tool] = TOOLS,
+    base_url: str = BASE_URL,
+    model: str = MODEL,
+    api_key: str | None = None,
+    messages: list[Any] | None = None,
+    max_rounds: int = MAX_TOOL_ROUNDS,
+    tool_timeout: float = TOOL_TIMEOUT,
+    timeout: float = READ_TIMEOUT,
+    thinking: bool = True,
+    on_tool_call: Hear = None,
+    on_tool_result: Hear = None,
+    on_reasoning: Hear = None,
+    on_content: Hear = None,
+) -> str:
+    """Ask the model, run the tools it calls, and ask again, until it answers (§4.4).
+
+    `messages` is the caller's list: the system prompt (if it is empty), the question, each round
+    and the answer are appended, and it can be handed in again. `tool_timeout` and `timeout` are in
+    seconds. Raises ModelError; what went wrong with a tool is told to the model instead.
+    """
+    messages = [] if messages is None else messages
+    if not messages:
+        messages.append({"role": "system", "content": SYSTEM_PROMPT})
+    messages.append({"role": "user", "content": user_message})
+    tool_map = {tool.definition["function"]["name"]: tool for tool in tools}
+    made: Counter[str] = Counter()  # the calls of this run
+    tool_choice = "auto"
+    with closing(Server(base_url, api_key, timeout)) as server:
+        ask: Json = {"tools": tools, "model": model, "thinking": thinking, "server": server}
+        ask.update(on_reasoning=on_reasoning, on_content=on_content)
+        for _ in range(max_rounds):
+            message = call_model_firmly(messages, tool_choice=tool_choice, **ask)
+            if not message.get("tool_calls"):  # no calls: what was streamed is the answer
+                messages.append(message)
+                return str(message["content"]) + mark_of_cut(message, on_content)
+            # the calls of a round do not depend on each other, so they run in parallel
+            turns = count_turns(made, message["tool_calls"])
+            results = run_tool_calls(
+                message["tool_calls"], turns, tool_map, tool_timeout, on_tool_call, on_tool_result
+            )
+            # ★ the assistant's message as it came, then each result, paired by tool_call_id;
+            # only together, so that an interrupted round leaves no call without its result
+            messages += [message, *results]
+            tool_choice = "none" if min(turns) > 1 else "auto"  # only repetitions: now answer
+    fuse = f"工具调用超过 {max_rounds} 轮，未能完成任务"
+    messages.append({"role": "assistant", "content": fuse})
+    return fuse
+
+
+def call_model_firmly(messages: list[Any], *, tool_choice: str, **ask: Any) -> Message:
+    """One round; a reply with neither text nor call is asked for once more, now for an answer.
+
+    With "none" alone small models stay silent again, so the second request also says what to do;
+    that sentence does not stay in the conversation.
+    """
+    for choice, nudge in ((tool_choice, []), ("none", [{"role": "user", "content": NUDGE}])):
+        message = call_model_stream([*messages, *nudge], tool_choice=choice, **ask)
+        if message.get("tool_calls") or message["content"].strip():
+            return message
+    raise ModelError("模型没有给出回答：回复里既没有正文，也没有工具调用，请换个问法或换个模型")
+
+
+NUDGE = "请根据以上内容，直接用中文回答我的问题。"
+
+
+def count_turns(made: Counter[str], calls: Sequence[Json]) -> list[int]:
+    """For each call, the how many-th it is of its kind in this run; 1: it is new."""
+    turns = []
+    for call in calls:
+        made[call_key(call)] += 1
+        turns.append(made[call_key(call)])
+    return turns
+
+
+def mark_of_cut(message: Message, on_content: Hear) -> str:
+    """What an answer that did not end by itself ends with, since half an answer looks whole."""
+    marks = {
+        "length": "\n（回答到达输出上限，在此处被截断）",
+        "content_filter": "\n（回答被内容过滤截断）",
+    }
+    mark = marks.get(message.finish_reason, "")
+    _tell(on_content, mark)
+    return mark
+
+
 # ------------------------------------------------------------------ the request
 
 
 class Server:
     """A model server during one run: the connection to it, and the fields that it has refused."""
 
-    def __init__(
-        self, base_url: str, api_key: Optional[str], timeout: float = READ_TIMEOUT
-    ) -> None:
+    def __init__(self, base_url: str, api_key: str | None, timeout: float = READ_TIMEOUT) -> None:
         parts = _split_base_url(base_url)
         path = parts.path.rstrip("/")
         path = path if path.endswith("/chat/completions") else path + "/chat/completions"
@@ -205,8 +359,8 @@ class Server:
         self.shown_url = shown.geturl()  # without a password that may stand in it
         self.key = _checked_key(_key_for(base_url) if api_key is None else api_key)
         self.timeout = (CONNECT_TIMEOUT, timeout)
-        self.refused: Set[str] = set()
-        self.demanded: Set[str] = set()
+        self.refused: set[str] = set()
+        self.demanded: set[str] = set()
         self.session = requests.Session()
         # neither a proxy nor ~/.netrc has a say about a server on this machine
         self.session.trust_env = not _is_loopback(parts.hostname or "")
@@ -239,7 +393,7 @@ class Server:
     def _send(self, body: Json) -> requests.Response:
         """POST the body; leave out what the server refuses, until it accepts or has refused this
         very request before."""
-        tried: Set[bytes] = set()
+        tried: set[bytes] = set()
         while True:
             payload = _to_json(self._mended(body))
             tried.add(payload)
@@ -358,7 +512,7 @@ class Patience(Retry):
             raise_on_status=False,
         )
 
-    def get_retry_after(self, response: Any) -> Optional[float]:
+    def get_retry_after(self, response: Any) -> float | None:
         try:
             return super().get_retry_after(response)
         except (InvalidHeader, OverflowError, ValueError):
@@ -476,156 +630,6 @@ def notice(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-# ------------------------------------------------------------------ the calls of one round (§5.1)
-
-
-def run_tool_calls(
-    calls: Sequence[Json],
-    turns: Sequence[int],
-    tool_map: Mapping[str, Tool] = TOOL_MAP,
-    tool_timeout: float = TOOL_TIMEOUT,
-    on_tool_call: Hear = None,
-    on_tool_result: Hear = None,
-) -> List[Json]:
-    """Run the calls of one round in parallel; returns their tool messages, in call order (§2).
-
-    `turns` tells how often each call has been made in this run: from the third time on it is not
-    run any more. The callbacks are called here, on the caller's thread: every call before the
-    first tool starts, the results as they come.
-    """
-    results: List[str] = [""] * len(calls)
-    boxes: List[SimpleQueue[str]] = [SimpleQueue() for _ in calls]
-    contexts = [contextvars.copy_context() for _ in calls]
-
-    def execute(number: int) -> None:
-        boxes[number].put(execute_tool_call(calls[number], tool_map))
-
-    def wait_for(number: int) -> str:
-        if turns[number] > 2:
-            return "同样的调用已经执行过两次，不再执行。请直接根据已有的结果回答"
-        # subtle: a pool waits for its threads, even at exit. So the tool, which may hang, gets a
-        # daemon thread, and the thread of the pool waits for it, but not for ever.
-        task = (execute, number)
-        threading.Thread(target=contexts[number].run, args=task, daemon=True).start()
-        try:
-            result = boxes[number].get(timeout=tool_timeout)
-        except Empty:
-            return f"工具执行超时：{tool_timeout:g} 秒内没有完成"
-        return result + ("\n（这个调用和之前的完全相同，请直接根据结果回答）" if repeated else "")
-
-    repeated = min(turns) > 1
-    for call in calls:
-        _tell(on_tool_call, f"调用工具 {call['function']['name']}({call['function']['arguments']})")
-    with ThreadPoolExecutor(min(len(calls), 64)) as pool:
-        try:
-            futures = {pool.submit(wait_for, number): number for number in range(len(calls))}
-            for future in as_completed(futures):
-                number = futures[future]
-                results[number] = future.result()
-                name = calls[number]["function"]["name"]
-                _tell(on_tool_result, f"工具结果 {name} → {results[number]}")
-        finally:  # Ctrl-C, or a callback that raised: nobody waits any longer
-            for future in futures:
-                future.cancel()
-            for box in boxes:
-                box.put("已取消")
-    return [
-        {"role": "tool", "tool_call_id": call["id"], "content": result}
-        for call, result in zip(calls, results)
-    ]
-
-
-# ------------------------------------------------------------------ the loop (§4.4)
-
-
-def run_agent(
-    user_message: str,
-    *,
-    tools: Sequence[Tool] = TOOLS,
-    base_url: str = BASE_URL,
-    model: str = MODEL,
-    api_key: Optional[str] = None,
-    messages: Optional[List[Any]] = None,
-    max_rounds: int = MAX_TOOL_ROUNDS,
-    tool_timeout: float = TOOL_TIMEOUT,
-    timeout: float = READ_TIMEOUT,
-    thinking: bool = True,
-    on_tool_call: Hear = None,
-    on_tool_result: Hear = None,
-    on_reasoning: Hear = None,
-    on_content: Hear = None,
-) -> str:
-    """Ask the model, run the tools it calls, and ask again, until it answers (§4.4).
-
-    `messages` is the caller's list: the system prompt (if it is empty), the question, each round
-    and the answer are appended, and it can be handed in again. `tool_timeout` and `timeout` are in
-    seconds. Raises ModelError; what went wrong with a tool is told to the model instead.
-    """
-    messages = [] if messages is None else messages
-    if not messages:
-        messages.append({"role": "system", "content": SYSTEM_PROMPT})
-    messages.append({"role": "user", "content": user_message})
-    tool_map = {tool.definition["function"]["name"]: tool for tool in tools}
-    made: Counter[str] = Counter()  # the calls of this run
-    tool_choice = "auto"
-    with closing(Server(base_url, api_key, timeout)) as server:
-        ask: Json = {"tools": tools, "model": model, "thinking": thinking, "server": server}
-        ask.update(on_reasoning=on_reasoning, on_content=on_content)
-        for _ in range(max_rounds):
-            message = call_model_firmly(messages, tool_choice=tool_choice, **ask)
-            if not message.get("tool_calls"):  # no calls: what was streamed is the answer
-                messages.append(message)
-                return str(message["content"]) + mark_of_cut(message, on_content)
-            # the calls of a round do not depend on each other, so they run in parallel
-            turns = count_turns(made, message["tool_calls"])
-            results = run_tool_calls(
-                message["tool_calls"], turns, tool_map, tool_timeout, on_tool_call, on_tool_result
-            )
-            # ★ the assistant's message as it came, then each result, paired by tool_call_id;
-            # only together, so that an interrupted round leaves no call without its result
-            messages += [message, *results]
-            tool_choice = "none" if min(turns) > 1 else "auto"  # only repetitions: now answer
-    fuse = f"工具调用超过 {max_rounds} 轮，未能完成任务"
-    messages.append({"role": "assistant", "content": fuse})
-    return fuse
-
-
-def call_model_firmly(messages: List[Any], *, tool_choice: str, **ask: Any) -> Message:
-    """One round; a reply with neither text nor call is asked for once more, now for an answer.
-
-    With "none" alone small models stay silent again, so the second request also says what to do;
-    that sentence does not stay in the conversation.
-    """
-    for choice, nudge in ((tool_choice, []), ("none", [{"role": "user", "content": NUDGE}])):
-        message = call_model_stream([*messages, *nudge], tool_choice=choice, **ask)
-        if message.get("tool_calls") or message["content"].strip():
-            return message
-    raise ModelError("模型没有给出回答：回复里既没有正文，也没有工具调用，请换个问法或换个模型")
-
-
-NUDGE = "请根据以上内容，直接用中文回答我的问题。"
-
-
-def count_turns(made: Counter[str], calls: Sequence[Json]) -> List[int]:
-    """For each call, the how many-th it is of its kind in this run; 1: it is new."""
-    turns = []
-    for call in calls:
-        made[call_key(call)] += 1
-        turns.append(made[call_key(call)])
-    return turns
-
-
-def mark_of_cut(message: Message, on_content: Hear) -> str:
-    """What an answer that did not end by itself ends with, since half an answer looks whole."""
-    marks = {
-        "length": "\n（回答到达输出上限，在此处被截断）",
-        "content_filter": "\n（回答被内容过滤截断）",
-    }
-    mark = marks.get(message.finish_reason, "")
-    _tell(on_content, mark)
-    return mark
-
-
 # ------------------------------------------------------------------ the terminal
 
 _ESCAPE = re.compile(
@@ -648,8 +652,9 @@ def printable(text: str) -> str:
 class Terminal:
     """Writes a run as it comes: the answer to standard output, all else to standard error.
 
-    Into a pipe goes the answer alone. Whether text is the answer is known only when no call
-    follows (§4.2), so there the text of a round waits PATIENCE seconds for a call before it flows.
+    Into a pipe goes the answer alone. But whether text is the answer is known only when no call
+    follows it (§4.2). So in a pipe the text of a round waits PATIENCE seconds for a call, which
+    would make it a remark; then it flows, since a reader of the pipe wants to see it live.
     """
 
     PATIENCE = 0.2
@@ -657,41 +662,44 @@ class Terminal:
     def __init__(self) -> None:
         self.piped = not sys.stdout.isatty()
         self.dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-        self._mode = ""  # what the open line holds: reasoning, content, or nothing
+        self._kind = ""  # of the text that is being written: reasoning, content, or none
+        self._open: TextIO | None = None  # where a line was begun and not ended
         self._held = ""  # the beginning of an escape sequence
-        self._waiting: List[str] = []
-        self._since: Optional[float] = None
-        self._written = ""  # the end of what standard output holds of this round
+        self._waiting, self._since = "", 0.0
 
     def on_reasoning(self, text: str) -> None:
-        self._switch("reasoning")
+        self._begin("reasoning")
         text = self._clean(text)
-        print(f"\x1b[2m{text}\x1b[0m" if self.dim else text, end="", file=sys.stderr, flush=True)
+        self._write(f"\x1b[2m{text}\x1b[0m" if self.dim and text else text, sys.stderr)
 
     def on_content(self, text: str) -> None:
-        self._switch("content")
-        self._waiting.append(self._clean(text))
-        self._since = self._since or time.monotonic()
+        self._begin("content")
+        self._waiting += self._clean(text)
         if not self.piped or time.monotonic() - self._since > self.PATIENCE:
-            self._flush()
+            self._pour(sys.stdout)
 
     def on_tool_call(self, line: str) -> None:
-        remark = "".join(self._waiting) if self.piped else ""
-        self._waiting, self._since = [], None
-        self._switch("")
-        for text in filter(None, (remark.strip(), line)):
-            print(printable(text), file=sys.stderr, flush=True)
+        self._pour(sys.stderr)  # what has waited until now is a remark beside the calls
+        self._begin("")
+        self._write(printable(line) + "\n", sys.stderr)
 
     def on_tool_result(self, line: str) -> None:
         line = line if len(line) <= 600 else f"{line[:600]}…（共 {len(line)} 字）"
-        print(printable(line), file=sys.stderr, flush=True)
+        self._write(printable(line) + "\n", sys.stderr)
 
-    def finish(self, answer: str) -> None:
-        """End the answer's line; what was not streamed (the fuse's sentence) is printed whole."""
-        self._flush()
-        self._switch("")
-        if not self._written:
-            print(printable(answer).strip(), flush=True)
+    def finish(self, answer: str = "") -> None:
+        """End the open line. An answer that was not streamed (the fuse's sentence) is written."""
+        if answer and self._kind != "content":
+            self._waiting = printable(answer)
+        self._pour(sys.stdout)
+        self._begin("")
+
+    def _begin(self, kind: str) -> None:
+        """What follows is of another kind, and begins on a line of its own."""
+        if kind != self._kind:
+            if self._open:
+                self._write("\n", self._open)
+            self._kind, self._held, self._since = kind, "", time.monotonic()
 
     def _clean(self, text: str) -> str:
         text = self._held + text
@@ -699,24 +707,14 @@ class Terminal:
         self._held = text[found.start() :] if found else ""
         return printable(text[: len(text) - len(self._held)])
 
-    def _switch(self, mode: str) -> None:
-        """Begin another kind of text, on a line of its own."""
-        if mode == self._mode:
-            return
-        if self._mode == "content":
-            if self._written and not self._written.endswith("\n"):
-                print(flush=True)
-            self._written = self._written if mode == "" and not self.piped else self._written
-        elif self._mode == "reasoning":
-            print(file=sys.stderr, flush=True)
-        self._mode, self._held = mode, ""
+    def _pour(self, stream: TextIO) -> None:
+        self._write(self._waiting, stream)
+        self._waiting = ""
 
-    def _flush(self) -> None:
-        text = "".join(self._waiting)
-        self._waiting = []
+    def _write(self, text: str, stream: TextIO) -> None:
         if text:
-            self._written = text
-            print(text, end="", flush=True)
+            print(text, end="", file=stream, flush=True)
+            self._open = None if text.endswith("\n") else stream
 
 
 # ------------------------------------------------------------------ the command line
@@ -729,7 +727,7 @@ USAGE = """例子：
 """
 
 
-def main(argv: Optional[Sequence[str]] = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status: 0, 1 (ModelError), 2 (usage) or 130 (Ctrl-C)."""
     for stream in (sys.stdout, sys.stderr, sys.stdin):
         if hasattr(stream, "reconfigure"):  # a console that cannot print 🌞 prints ? instead
@@ -742,7 +740,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         notice(f"错误：{error}")
         return 1
     except KeyboardInterrupt:
-        print(file=sys.stderr)
         return 130
     except BrokenPipeError:  # `| head -1` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -791,6 +788,7 @@ def _command(options: Any) -> int:
 def converse(question: str, options: Any, **server: Any) -> None:
     """One question, written to the terminal as it is answered."""
     terminal, messages = Terminal(), []  # type: ignore[var-annotated]
+    answer = ""
     try:
         answer = run_agent(
             question,
@@ -804,8 +802,7 @@ def converse(question: str, options: Any, **server: Any) -> None:
             **server,
         )
     finally:
-        terminal._switch("")
-    terminal.finish(answer)
+        terminal.finish(answer)
     if options.messages:
         notice(json.dumps(messages, ensure_ascii=False, indent=1))
 

@@ -18,12 +18,13 @@ import codecs
 import json
 import os
 import re
-from typing import Any, Dict, Generator, Iterable, Iterator, List, NamedTuple, Optional
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import requests
 import urllib3
 
-Json = Dict[str, Any]
+Json = dict[str, Any]
 
 
 class ModelError(RuntimeError):
@@ -40,7 +41,7 @@ class Event(NamedTuple):
     event: str = "message"
     data: str = ""
     id: str = ""
-    retry: Optional[int] = None
+    retry: int | None = None
 
 
 def iter_events(chunks: Iterable[bytes]) -> Iterator[Event]:
@@ -50,7 +51,7 @@ def iter_events(chunks: Iterable[bytes]) -> Iterator[Event]:
     standard wants; a caller that knows the end to be clean may add a blank line of its own.
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")  # -sig: one BOM, at the start
-    pending: List[str] = []  # text since the last blank line; joined once, so a huge line is linear
+    pending: list[str] = []  # text since the last blank line; joined once, so a huge line is linear
     last_id, after_cr = "", False
     for chunk in chunks:
         text = decoder.decode(chunk)
@@ -238,7 +239,7 @@ class Delta(NamedTuple):
     content: str = ""
     reasoning: str = ""
     thinking: Json = {}  # the same thinking, in the fields in which it came
-    tool_calls: List[Json] = []
+    tool_calls: list[Json] = []
     finish_reason: str = ""
     misfiled: bool = False  # the content so far was thinking (a bare closing tag)
 
@@ -250,7 +251,7 @@ def iter_deltas(response: requests.Response) -> Iterator[Delta]:
     `finish_reason` or `[DONE]` has come, and only then.
     """
     done = complete = streamed = False
-    first_index: Optional[int] = None
+    first_index: int | None = None
 
     def chunks() -> Iterator[Json]:
         nonlocal done
@@ -360,9 +361,9 @@ class ToolCalls:
     """
 
     def __init__(self) -> None:
-        self._calls: List[Json] = []  # in the order of their first piece
-        self._at: Dict[Any, Json] = {}  # index -> the call it means now
-        self._by_id: Dict[str, Json] = {}
+        self._calls: list[Json] = []  # in the order of their first piece
+        self._at: dict[Any, Json] = {}  # index -> the call it means now
+        self._by_id: dict[str, Json] = {}
 
     def add(self, piece: Json) -> None:
         """Add one element of `delta.tool_calls`; null and "" mean absent."""
@@ -393,7 +394,7 @@ class ToolCalls:
             if value and key not in ("index", "id", "type", "function"):
                 call.setdefault(key, value)
 
-    def _owner(self, call_id: Any, index: Any, name: Any, arguments: Any) -> Optional[Json]:
+    def _owner(self, call_id: Any, index: Any, name: Any, arguments: Any) -> Json | None:
         """The call that a piece continues, or None if it opens one."""
         newest = self._calls[-1] if self._calls else None
         known = self._by_id.get(call_id) if call_id else None
@@ -416,7 +417,7 @@ class ToolCalls:
             opens = index is None or bool(arguments) and complete
         return None if opens else call
 
-    def finished(self, cut: bool) -> List[Json]:
+    def finished(self, cut: bool) -> list[Json]:
         """The calls as a reply without streaming would hold them, each with an id of its own.
 
         cut: the reply ended at the output limit, so a call that still lacks its arguments must not
@@ -445,7 +446,7 @@ def _longer_name(function: Json, name: str) -> str:
     return known if function["arguments"] or name == known else known + name
 
 
-def _join_arguments(pieces: List[str]) -> str:
+def _join_arguments(pieces: list[str]) -> str:
     """The pieces one after the other; only if that is no JSON may they be repetitions."""
     joined = "".join(pieces)
     if len(pieces) > 1 and not is_json_object(joined) and is_json_object(pieces[-1]):

@@ -18,20 +18,14 @@ import re
 import socket
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from html.parser import HTMLParser
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import (
     Any,
     Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    Mapping,
     NamedTuple,
-    Optional,
-    Tuple,
 )
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -143,7 +137,7 @@ def _wind(kmph: float, degrees: Any) -> str:
 
 
 def _weather_from_open_meteo(city: str, why: str) -> Json:
-    places: List[Json] = []
+    places: list[Json] = []
     # subtle: its search knows 北京 only as two villages and the capital as 北京市
     for name in [city, city + "市"] if CHINESE.search(city) and not city.endswith("市") else [city]:
         query = f"name={quote(name)}&count=10&language=zh&format=json"
@@ -222,7 +216,7 @@ def search_news(topic: str) -> str:
     raise ToolError("新闻来源都访问失败，不代表没有新闻。" + "；".join(failed))
 
 
-def _thepaper(topic: str) -> Iterator[Tuple[str, str]]:
+def _thepaper(topic: str) -> Iterator[tuple[str, str]]:
     page = fetch(
         "https://api.thepaper.cn/search/web/news",
         method="POST",
@@ -239,7 +233,7 @@ def _thepaper(topic: str) -> Iterator[Tuple[str, str]]:
         yield _plain(item["name"]), link
 
 
-def _sina(topic: str) -> Iterator[Tuple[str, str]]:
+def _sina(topic: str) -> Iterator[tuple[str, str]]:
     url = f"https://search.sina.com.cn/api/news?q={quote(topic)}&page=1&size=10"
     data = _json_of(fetch(url, headers={"Referer": "https://search.sina.com.cn/"}), "新浪")
     if data.get("code") != 0:
@@ -248,7 +242,7 @@ def _sina(topic: str) -> Iterator[Tuple[str, str]]:
         yield _plain(item["title"]), item.get("url") or ""
 
 
-def _bing(topic: str) -> Iterator[Tuple[str, str]]:
+def _bing(topic: str) -> Iterator[tuple[str, str]]:
     page = fetch(f"https://www.bing.com/news/search?q={quote(topic)}&format=rss")
     # decoded first: the XML parser knows neither GBK nor a declaration that is not at the start
     text = re.sub(r"^\s*<\?xml[^>]*\?>", "", _decode(page)).strip()
@@ -396,8 +390,8 @@ def fetch(
     url: str,
     *,
     method: str = "GET",
-    headers: Optional[Dict[str, str]] = None,
-    json: Optional[Json] = None,
+    headers: dict[str, str] | None = None,
+    json: Json | None = None,
     seconds: float = 10.0,
 ) -> Page:
     """The one way of the tools to the web: bounded in bytes, in time, and in where it may go.
@@ -527,7 +521,7 @@ def _literal_address(host: str) -> Any:
 FAKE_IPS = ip_network("198.18.0.0/15")  # what Clash and sing-box answer for every name
 
 
-def _judged_addresses(host: str, port: Optional[int]) -> List[str]:
+def _judged_addresses(host: str, port: int | None) -> list[str]:
     """All addresses of a host; a single one that is not public refuses the host."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -647,17 +641,17 @@ class PageParser(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks: List[Block] = []
-        self.meta: Dict[str, str] = {}
-        self.titles: Dict[str, str] = {}  # of <h1> and <title>
+        self.blocks: list[Block] = []
+        self.meta: dict[str, str] = {}
+        self.titles: dict[str, str] = {}  # of <h1> and <title>
         self.page_data = ""  # a script's JSON that holds the article (thepaper.cn)
-        self._text: List[str] = []
+        self._text: list[str] = []
         self._linked = 0
         self._skipping = ""  # the tag that is being skipped, with all that is inside it
         self._depth = 0  # of that tag in itself
-        self._inside: Dict[str, int] = {}
+        self._inside: dict[str, int] = {}
 
-    def handle_starttag(self, tag: str, attrs: List[Tuple[str, Optional[str]]]) -> None:
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         found = {key: value or "" for key, value in attrs}
         if tag == "meta":
             key = (found.get("property") or found.get("name") or "").lower()
@@ -677,7 +671,7 @@ class PageParser(HTMLParser):
             self._end_block()
         self._inside[tag] = self._inside.get(tag, 0) + 1
 
-    def handle_startendtag(self, tag: str, attrs: List[Tuple[str, Optional[str]]]) -> None:
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag == "script":  # a browser takes <script/> for an opening tag; be kinder
             return
         self.handle_starttag(tag, attrs)
@@ -714,7 +708,7 @@ class PageParser(HTMLParser):
         self._text, self._linked = [], 0
 
 
-def _page_text(markup: str) -> Tuple[str, str]:
+def _page_text(markup: str) -> tuple[str, str]:
     """Title and main text of an HTML page."""
     parser = PageParser()
     # subtle: <![x]> kills the parser, and close() is quadratic on unpatched Pythons (20 KB of "<a "
@@ -733,7 +727,7 @@ def _page_text(markup: str) -> Tuple[str, str]:
     return title, text
 
 
-def _main_text(blocks: List[Block]) -> str:
+def _main_text(blocks: list[Block]) -> str:
     """The run of blocks that is the article: long paragraphs with few links, close together."""
     good = [
         at
@@ -741,7 +735,7 @@ def _main_text(blocks: List[Block]) -> str:
         if _weight(block.text) >= 40 and block.linked < 0.4 * _weight(block.text)
     ]
     good = [at for at in good if blocks[at].in_article] or good
-    runs: List[List[int]] = []
+    runs: list[list[int]] = []
     for at in good:
         if runs and at - runs[-1][-1] <= 5:
             runs[-1].append(at)
@@ -770,7 +764,7 @@ def _detail_text(page_data: str) -> str:
 # ------------------------------------------------------------------ reading a call
 
 
-def read_arguments(arguments: Any) -> Optional[Json]:
+def read_arguments(arguments: Any) -> Json | None:
     """The arguments of a call as an object, or None if they are none (§2: they are a JSON string).
 
     "" and null stand for no arguments. Mended is only what cannot change a value: an object that
@@ -793,7 +787,7 @@ def read_arguments(arguments: Any) -> Optional[Json]:
     return None
 
 
-JSON_TYPES: Dict[str, Any] = {
+JSON_TYPES: dict[str, Any] = {
     "string": str,
     "integer": int,
     "number": (int, float),
@@ -803,7 +797,7 @@ JSON_TYPES: Dict[str, Any] = {
 }
 
 
-def fit_arguments(definition: Json, arguments: Json) -> Tuple[Json, List[str]]:
+def fit_arguments(definition: Json, arguments: Json) -> tuple[Json, list[str]]:
     """The arguments as the declaration wants them, and the names of those it does not know.
 
     Raises ToolError, with a sentence for the model, for what cannot be mended without loss.
@@ -960,7 +954,7 @@ def showable(content: str, shown: int) -> int:
     return found.start() if found else len(content)
 
 
-def calls_in_text(content: str, tools: Iterable[Tool]) -> Tuple[str, List[Json]]:
+def calls_in_text(content: str, tools: Iterable[Tool]) -> tuple[str, list[Json]]:
     """Calls that a small model has written as text: (the text before them, the calls).
 
     A call is only what is the whole reply, or marked blocks that end it, and names known tools.
@@ -971,7 +965,7 @@ def calls_in_text(content: str, tools: Iterable[Tool]) -> Tuple[str, List[Json]]
     start = blocks[0].start() if blocks else 0
     if blocks and sum(len(block[0]) for block in blocks) != len(content) - start:
         return content, []  # prose after or between the blocks
-    calls: List[Json] = []
+    calls: list[Json] = []
     for tag, *payload in [block.groups("") for block in blocks] or [("", content)]:
         if tag == "tool_response":  # a result that the model made up: no call, and no answer either
             continue
@@ -982,7 +976,7 @@ def calls_in_text(content: str, tools: Iterable[Tool]) -> Tuple[str, List[Json]]
     return content[:start], calls
 
 
-def _read_calls(text: str) -> List[Json]:
+def _read_calls(text: str) -> list[Json]:
     """The calls of which `text` consists, or [] if it holds anything else."""
     calls = []
     for name, body in re.findall(r"(?s)<function=([\w.-]+)>(.*?)(?:</function>|\Z)", text):
