@@ -264,7 +264,7 @@ get_news = Tool(
         "type": "function",
         "function": {
             "name": "get_news",
-            "description": "按话题搜索最新新闻，返回 5 条新闻的标题（title）和链接（link）",
+            "description": "按话题搜索最新新闻，返回 5 条的标题和链接；正文要再用 read_url 读取链接",
             "parameters": {
                 "type": "object",
                 "properties": {
@@ -355,7 +355,7 @@ read_url = Tool(
         "type": "function",
         "function": {
             "name": "read_url",
-            "description": "读取网页，返回标题和正文摘要。url 须来自 get_news 的 link 或用户给的网址",
+            "description": "读取网页的标题和正文。url 须是 get_news 返回的 link 或用户给的，不能编造",
             "parameters": {
                 "type": "object",
                 "properties": {

@@ -96,13 +96,19 @@ def _events(raw: bytes) -> List[bytes]:
 
 
 def _question_and_round(body: Json) -> Any:
-    """(text of the last user message, number of assistant messages with calls after it)."""
-    question, rounds = "", 0
+    """(text of the last question, how many rounds the model has had since).
+
+    A user message right after a tool's result or after the question itself is no new question but
+    the loop asking for an answer, after a reply that was empty.
+    """
+    question, rounds, before = "", 0, ""
     for message in body.get("messages") or []:
-        if message.get("role") == "user":
+        role = message.get("role")
+        if role == "user" and before not in ("user", "tool"):
             question, rounds = _text_of(message.get("content")), 0
-        elif message.get("role") == "assistant" and message.get("tool_calls"):
+        elif role == "user" or role == "assistant" and message.get("tool_calls"):
             rounds += 1
+        before = role
     return question, rounds
 
 
