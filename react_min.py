@@ -438,7 +438,7 @@ class Server:
         return kept
 
     def _learn(self, text: str) -> None:
-        """Note the optional fields that a refusal names, and whether it wants them gone or there."""
+        """Note the optional fields that a refusal names: does it want them gone, or there?"""
         for field in OPTIONAL_FIELDS:
             if not re.search(rf"(?<![\w-]){field}(?![\w-])", text):
                 continue
@@ -536,7 +536,8 @@ class Patience(Retry):
 def _split_base_url(base_url: str) -> Any:
     try:
         parts = urlsplit(base_url.strip())
-        if parts.scheme in ("http", "https") and parts.hostname and (parts.port or 1):
+        parts.port  # noqa: B018 - raises for what is no port
+        if parts.scheme in ("http", "https") and parts.hostname:
             return parts
     except ValueError:
         pass
@@ -634,7 +635,7 @@ def notice(text: str) -> None:
 
 _ESCAPE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, cursor
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]{0,4096}(?:\x07|\x1b\\|\x9c)"  # titles, links
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]{0,4096}(?:\x07|\x1b\\|\x9c)"  # titles
     r"|\x1b[ -/]*[0-Z\\^-~]"
 )
 _UNFINISHED = re.compile(
@@ -821,8 +822,8 @@ def demo(options: Any) -> int:
     replay = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(replay)
     notice(
-        "【演示】模型的话是预先写好的录音（recording），不是现场生成。用真实模型：`ollama pull qwen3:1.7b`，"
-        '或设置 DASHSCOPE_API_KEY，然后 python react_min.py "问题"'
+        "【演示】模型的话是预先写好的录音（recording），不是现场生成。用真实模型："
+        '`ollama pull qwen3:1.7b`，或设置 DASHSCOPE_API_KEY，然后 python react_min.py "问题"'
     )
     recording = os.path.join(folder, "recordings", "demo")
     with replay.serve(recording, pace=0.03) as server, replay.played_web(tools, recording):

@@ -194,7 +194,7 @@ get_weather = Tool(
 
 def search_news(topic: str) -> str:
     """Five news items about a topic as a JSON list of {title, link}: §3.4, the link is what the
-    model needs for its next step. No news is not an error, and a failing source is not "no news"."""
+    model needs for its next step. No news is no error, and a failing source is not "no news"."""
     topic = topic.strip()
     if not topic:
         raise ToolError("缺少新闻话题，例如：人工智能")
@@ -264,7 +264,7 @@ get_news = Tool(
         "type": "function",
         "function": {
             "name": "get_news",
-            "description": "按话题搜索最新新闻，返回 5 条的标题和链接；正文要再用 read_url 读取链接",
+            "description": "按话题搜索新闻，返回 5 条的标题和链接；正文要再用 read_url 读取链接",
             "parameters": {
                 "type": "object",
                 "properties": {
@@ -355,7 +355,7 @@ read_url = Tool(
         "type": "function",
         "function": {
             "name": "read_url",
-            "description": "读取网页的标题和正文。url 须是 get_news 返回的 link 或用户给的，不能编造",
+            "description": "读取网页的标题和正文。url 须是 get_news 返回或用户给的，不能编造",
             "parameters": {
                 "type": "object",
                 "properties": {
@@ -635,7 +635,7 @@ class PageParser(HTMLParser):
         "script style noscript nav aside footer button select svg template iframe textarea".split()
     )
     INLINE = frozenset(
-        "a abbr b big cite code em font i img kbd label mark q s small span strong sub sup u".split()
+        "a abbr b big cite code em font i kbd label mark q s small span strong sub sup u".split()
     )
     VOID = frozenset("area base col embed img input link meta source track wbr".split())
 
