@@ -442,7 +442,7 @@ class Server:
         for field in OPTIONAL_FIELDS:
             if not re.search(rf"(?<![\w-]){field}(?![\w-])", text):
                 continue
-            if field in THINKING_FIELDS and DEMAND.search(text):
+            if field in THINKING_FIELDS and re.search(DEMAND, text):
                 self.demanded.add(field)
                 self.refused.discard(field)
             elif field not in self.refused:
@@ -453,7 +453,7 @@ class Server:
 
 OPTIONAL_FIELDS = [*THINKING_OFF, "max_tokens", "temperature", "tool_choice", "content"]
 OPTIONAL_FIELDS += THINKING_FIELDS
-DEMAND = re.compile(r"(?i)missing|must be (?:passed|provided|included|set)|pass(?:ed)? back|requir")
+DEMAND = r"(?i)missing|must be (?:passed|provided|included|set)|pass(?:ed)? back|requir"
 
 
 def _wire_message(message: Mapping[str, Any]) -> Json:
@@ -633,21 +633,22 @@ def notice(text: str) -> None:
 
 # ------------------------------------------------------------------ the terminal
 
-_ESCAPE = re.compile(
+# strings, compiled at their first use, so that the module is imported fast
+ESCAPE = (
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, cursor
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]{0,4096}(?:\x07|\x1b\\|\x9c)"  # titles
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]{0,999}(?:\x07|\x1b\\|\x9c)"  # titles
     r"|\x1b[ -/]*[0-Z\\^-~]"
 )
-_UNFINISHED = re.compile(
+UNFINISHED = (
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z"
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]{0,4096}\x1b?\Z|\x1b[ -/]*\Z"
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]{0,999}\x1b?\Z|\x1b[ -/]*\Z"
 )
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 
 
 def printable(text: str) -> str:
     """Text without what a terminal would obey: escape sequences, controls, bidi overrides."""
-    return _CONTROL.sub("", _ESCAPE.sub("", text))
+    return re.sub(CONTROL, "", re.sub(ESCAPE, "", text))
 
 
 class Terminal:
@@ -704,7 +705,7 @@ class Terminal:
 
     def _clean(self, text: str) -> str:
         text = self._held + text
-        found = _UNFINISHED.search(text)
+        found = re.search(UNFINISHED, text)
         self._held = text[found.start() :] if found else ""
         return printable(text[: len(text) - len(self._held)])
 
