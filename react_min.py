@@ -30,6 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager
 from ipaddress import ip_address
+from itertools import takewhile
 from queue import Empty, SimpleQueue
 from typing import (
     Any,
@@ -189,9 +190,10 @@ def _tell(listener: Hear, text: str) -> None:
 
 
 def _append(thoughts: Json, field: str, piece: Any) -> None:
-    """Thinking is kept in the field in which it came: some servers demand it back (RULES there)."""
+    """Thinking is kept in the field in which it came: some servers demand it back."""
     known = thoughts.get(field)
-    thoughts[field] = known + piece if isinstance(known, type(piece)) else piece
+    both = isinstance(piece, (str, list)) and isinstance(known, type(piece))
+    thoughts[field] = known + piece if both else piece
 
 
 # ------------------------------------------------------------------ the calls of one round (§5.1)
@@ -420,8 +422,7 @@ class Server:
         kept = {key: value for key, value in body.items() if key not in self.refused}
         if not kept["tools"]:
             kept = {key: kept[key] for key in kept if key not in ("tools", "tool_choice")}
-        messages = [_wire_message(message) for message in body["messages"]]
-        messages = [message for message in messages if message]
+        messages = _paired([_wire_message(message) for message in body["messages"]])
         asked = max((n for n, m in enumerate(messages) if m.get("role") == "user"), default=0)
         for number, message in enumerate(messages):
             if message.get("role") != "assistant":
@@ -475,14 +476,35 @@ def _wire_message(message: Mapping[str, Any]) -> Json:
     return wire
 
 
+def _paired(messages: Sequence[Json]) -> list[Json]:
+    """Each call followed by its result, and no result without its call (§2), also in a history
+    that was cut or interrupted; messages that say nothing are gone."""
+    paired = []
+    for at, message in enumerate(messages):
+        if not message or message.get("role") == "tool":
+            continue
+        paired.append(message)
+        following = takewhile(lambda m: m.get("role") == "tool", messages[at + 1 :])
+        results = {result.get("tool_call_id"): result for result in following}
+        for call in message.get("tool_calls", []):
+            nothing = {
+                "role": "tool",
+                "tool_call_id": call["id"],
+                "content": "（调用被中断，没有结果）",
+            }
+            paired.append(results.get(call["id"], nothing))
+    return paired
+
+
 def _wire_call(call: Json) -> Json:
-    function = {**call["function"], "name": call["function"].get("name") or "unknown"}
+    function = dict(call.get("function") or {})
+    function["name"] = function.get("name") or "unknown"
     arguments = read_arguments(function.get("arguments"))
     raw = function.get("arguments")
     if not isinstance(raw, str) or arguments is None or not raw.lstrip().startswith("{"):
         function["arguments"] = json.dumps(arguments or {}, ensure_ascii=False)
-    wire = {key: value for key, value in call.items() if value is not None and key != "index"}
-    return {**wire, "function": function}
+    kept = {key: value for key, value in call.items() if value is not None and key != "index"}
+    return {"id": "", "type": "function", **kept, "function": function}
 
 
 def _to_json(body: Json) -> bytes:
@@ -507,7 +529,7 @@ class Patience(Retry):
             other=0,
             status=6,
             backoff_factor=1,
-            status_forcelist=(429, 500, 502, 503, 504),
+            status_forcelist=(429, 502, 503, 504),  # 500: local servers mean it
             allowed_methods=None,
             raise_on_status=False,
         )

@@ -83,7 +83,7 @@ def iter_events(chunks: Iterable[bytes]) -> Iterator[Event]:
                     event = value
                 elif field == "id" and "\0" not in value:
                     last_id = value
-                elif field == "retry" and value.isascii() and value.isdigit() and len(value) < 20:
+                elif field == "retry" and value.isascii() and value.isdigit() and len(value) < 1000:
                     retry = int(value)
             if data:
                 yield Event(event or "message", "\n".join(data), last_id, retry)
@@ -192,7 +192,7 @@ def _json_or_none(text: str) -> Any:
 
 def _is_error(value: Any) -> bool:
     if isinstance(value, list):
-        return any(map(_is_error, value))
+        return any(isinstance(item, dict) and _is_error(item) for item in value)
     if not isinstance(value, dict):
         return False
     return bool(value.get("error")) or "choices" not in value and _is_text(value.get("message"))
@@ -204,22 +204,21 @@ def _is_text(value: Any) -> bool:
 
 def server_words(body: str) -> str:
     """What a server says in the body of an error, in whatever shape, as one short line."""
-    value = _json_or_none(body)
-    return one_line(re.sub(r"<[^<>]*>", " ", body[:8192]) if value is None else _words(value))
+    return one_line(_words(_json_or_none(body)) or re.sub(r"<[^<>]*>", " ", body[:8192]))
 
 
-def _words(value: Any) -> str:
-    if isinstance(value, list):
-        return "; ".join(map(_words, value))
-    if isinstance(value, dict):
+def _words(value: Any, depth: int = 6) -> str:
+    """The text of an error object; "" if there is none at a reasonable depth."""
+    if isinstance(value, list) and depth:
+        return "; ".join(_words(item, depth - 1) for item in value)
+    if isinstance(value, dict) and depth:
         where = (
             ".".join(map(str, value["loc"])) + ": " if isinstance(value.get("loc"), list) else ""
         )
         for key in ("error", "message", "detail", "msg"):
             if value.get(key):
-                return where + _words(value[key])
-        return json.dumps(value, ensure_ascii=False)
-    return str(value)
+                return where + _words(value[key], depth - 1)
+    return value if isinstance(value, str) else ""
 
 
 def one_line(text: str, limit: int = 300) -> str:
@@ -259,19 +258,22 @@ def iter_deltas(response: requests.Response) -> Iterator[Delta]:
 
     choices = (chunk["choices"][0] for chunk in chunks() if _has_choice(chunk))
     for number, choice in enumerate(choices):
-        index = choice.get("index") or 0
+        index = choice.get("index")
+        index = index if isinstance(index, int) else 0
         first_index = index if first_index is None else first_index
         if index not in (first_index, first_index + number):  # some servers count the chunks here
             continue
         delta = choice.get("delta")
         streamed = streamed or isinstance(delta, dict)
         if not isinstance(delta, dict):  # `message`: a reply in one piece, or the whole text again
-            delta = {} if streamed else choice.get("message") or {}
-        finish_reason = choice.get("finish_reason") or ""
+            delta = {} if streamed else choice.get("message")
+        finish_reason = _text(choice.get("finish_reason"))
         if finish_reason == "error":
             raise ModelError(f"模型服务报错：{one_line(_words(choice))}")
         complete = complete or bool(finish_reason)
-        if delta.get("role") == "tool":  # the result of a tool that the server itself has run
+        if (
+            not isinstance(delta, dict) or delta.get("role") == "tool"
+        ):  # the result of a tool that the server itself has run
             delta = {}
         yield _read_delta(delta, finish_reason)
     if not done and not complete:
@@ -286,23 +288,23 @@ def _has_choice(chunk: Json) -> bool:
 def _read_delta(delta: Json, finish_reason: str) -> Delta:
     content = delta.get("content") or delta.get("refusal") or ""
     thinking = {field: delta[field] for field in THINKING_FIELDS if delta.get(field)}
-    reasoning = next(filter(None, map(_text, thinking.values())), "") if thinking else ""
+    reasoning = next(filter(None, map(_text, thinking.values())), "")
     if not isinstance(content, str):  # a list of parts, some of them thinking
         parts = content if isinstance(content, list) else [content]
         thoughts = [p["thinking"] for p in parts if isinstance(p, dict) and p.get("thinking")]
         reasoning += _text(thoughts)
         content = _text(parts)
     calls = delta.get("tool_calls") or []
-    calls = [calls] if isinstance(calls, dict) else calls
+    calls = calls if isinstance(calls, list) else [calls]
     return Delta(content, reasoning, thinking, calls, finish_reason)
 
 
-def _text(value: Any) -> str:
+def _text(value: Any, depth: int = 6) -> str:
     """The text in a string, a part, or a list of parts."""
-    if isinstance(value, list):
-        return "".join(map(_text, value))
-    if isinstance(value, dict):
-        return _text(value.get("text") or value.get("summary"))
+    if isinstance(value, list) and depth:
+        return "".join(_text(part, depth - 1) for part in value)
+    if isinstance(value, dict) and depth:
+        return _text(value.get("text") or value.get("summary"), depth - 1)
     return value if isinstance(value, str) else ""
 
 
@@ -369,9 +371,12 @@ class ToolCalls:
         """Add one element of `delta.tool_calls`; null and "" mean absent."""
         if not isinstance(piece, dict):
             return
-        function = piece.get("function") or {}
-        call_id, index, name = piece.get("id"), piece.get("index"), function.get("name")
-        arguments = function.get("arguments")
+        function = piece.get("function")
+        function = function if isinstance(function, dict) else {}
+        name, arguments = _text(function.get("name")), function.get("arguments")
+        call_id, index = piece.get("id") or "", piece.get("index")
+        call_id = call_id if isinstance(call_id, str) else str(call_id)
+        index = index if isinstance(index, (int, str)) else None
         if arguments is not None and not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False)
         call = self._owner(call_id, index, name, arguments)
@@ -394,7 +399,7 @@ class ToolCalls:
             if value and key not in ("index", "id", "type", "function"):
                 call.setdefault(key, value)
 
-    def _owner(self, call_id: Any, index: Any, name: Any, arguments: Any) -> Json | None:
+    def _owner(self, call_id: str, index: Any, name: str, arguments: Any) -> Json | None:
         """The call that a piece continues, or None if it opens one."""
         newest = self._calls[-1] if self._calls else None
         known = self._by_id.get(call_id) if call_id else None
@@ -403,8 +408,10 @@ class ToolCalls:
             return newest
         if call is None or not name:
             return call
-        so_far = "".join(call["function"]["arguments"])
-        complete = is_json_object(so_far)
+        so_far = call["function"]["arguments"]
+        complete = (
+            so_far[-1:] and so_far[-1].rstrip()[-1:] == "}" and is_json_object("".join(so_far))
+        )
         if known:  # the same id twice: another call only if it stands at another index
             opens = complete and index is not None and self._at.get(index) is not call
         elif not call["function"]["name"] and not (call_id and call["id"]):  # the name came late
@@ -431,7 +438,7 @@ class ToolCalls:
                 continue
             if cut and function["arguments"].strip() in ("", "null"):
                 function["arguments"] = "…"
-            if not isinstance(call["id"], str) or not call["id"] or call["id"] in ids:
+            if not call["id"] or call["id"] in ids:
                 call["id"] = new_id()
             ids.add(call["id"])
             calls.append(call)

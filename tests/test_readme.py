@@ -1,6 +1,6 @@
 """The README says what is true: its line numbers, quotations, commands and links are checked.
 
-    python tests/test_readme.py --fix     rewrites the line numbers and the quoted code
+python tests/test_readme.py --fix     rewrites the line numbers and the quoted code
 """
 
 import ast
@@ -65,7 +65,9 @@ def test_every_link_and_file_named_exists():
 
 def test_every_test_named_exists():
     for file, name in re.findall(r"`(test_\w+\.py)::(\w+)`", readme()):
-        assert re.search(rf"^def {name}\(", (ROOT / "tests" / file).read_text(encoding="utf-8"), re.M)
+        assert re.search(
+            rf"^def {name}\(", (ROOT / "tests" / file).read_text(encoding="utf-8"), re.M
+        )
 
 
 def test_the_demo_prints_the_transcript():
@@ -85,7 +87,9 @@ def test_the_tool_of_ones_own_runs(monkeypatch):
     with wire.server([calls, wire.say("42.5")]) as server:
         run = react_min.run_agent
         use = {"base_url": server.base_url, "model": "m"}
-        monkeypatch.setattr(react_min, "run_agent", lambda q, **k: asked.update(k) or run(q, **k, **use))
+        monkeypatch.setattr(
+            react_min, "run_agent", lambda q, **k: asked.update(k) or run(q, **k, **use)
+        )
         exec(compile(code, "README.md", "exec"), {})
         assert server.requests[1].body["messages"][-1]["content"] == "42.5"
     assert len(code.strip().split("\n")) <= 11
