@@ -17,7 +17,6 @@ import json
 import re
 import socket
 import time
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from html.parser import HTMLParser
@@ -55,7 +54,7 @@ class ToolError(Exception):
 
 # ------------------------------------------------------------------ get_weather (§4.1)
 
-CHINESE = re.compile(r"[\u3400-\u9fff]")
+CHINESE = r"[\u3400-\u9fff]"
 WMO_TEXTS = {  # WMO code 4677 as open-meteo uses it
     **{0: "晴", 1: "大部晴朗", 2: "局部多云", 3: "阴", 45: "雾", 48: "雾凇", 56: "冻毛毛雨"},
     **{51: "小毛毛雨", 53: "毛毛雨", 55: "大毛毛雨", 57: "冻毛毛雨", 61: "小雨", 63: "中雨"},
@@ -76,21 +75,19 @@ def weather_now(city: str) -> str:
         raise ToolError("缺少城市名称，例如：北京")  # wttr.in would tell the caller's own weather
     try:
         report = _weather_from_wttr(city)
-        if not CHINESE.search(city) or report["国家"] in (
-            "China",
-            "中国",
-            "Taiwan",
-            "Hong Kong",
-            "",
-        ):
-            return _json(report)
-        report["注意"] = "查到的地点不在中国，可能不是要问的城市，请核对"
+        doubt = ""
+        if re.search(CHINESE, city) and report["国家"] not in ("China", "中国", ""):
+            doubt = "wttr.in 查到的地点不在中国，可能不是要问的城市，请核对"
+            report["注意"] = doubt
     except ToolError as error:
-        return _json(_weather_from_open_meteo(city, str(error)))
-    try:
-        return _json(_weather_from_open_meteo(city, "wttr.in 查到的是外国的同名地点"))
-    except ToolError:
-        return _json(report)
+        report, doubt = {}, str(error)
+    if doubt:
+        try:
+            return _json(_weather_from_open_meteo(city, doubt))
+        except ToolError as error:
+            if not report:
+                raise ToolError(f"查不到 {city} 的天气：{doubt}；{error}") from None
+    return _json(report)
 
 
 def _weather_from_wttr(city: str) -> Json:
@@ -139,12 +136,13 @@ def _wind(kmph: float, degrees: Any) -> str:
 def _weather_from_open_meteo(city: str, why: str) -> Json:
     places: list[Json] = []
     # subtle: its search knows 北京 only as two villages and the capital as 北京市
-    for name in [city, city + "市"] if CHINESE.search(city) and not city.endswith("市") else [city]:
+    names = [city, city + "市"] if re.search(CHINESE, city) and city[-1:] != "市" else [city]
+    for name in names:
         query = f"name={quote(name)}&count=10&language=zh&format=json"
         page = fetch(f"https://geocoding-api.open-meteo.com/v1/search?{query}", seconds=8)
         places += _json_of(page, "open-meteo").get("results") or []
     if not places:
-        raise ToolError(f"没有找到城市 {city}（{why}）。可以换一种写法，例如拼音 Beijing")
+        raise ToolError(f"open-meteo 没有找到城市 {city}，可以换一种写法，例如拼音 Beijing")
     ranks = {"PPLC": 0, "PPLA": 1, "PPLA2": 2, "PPLA3": 3, "PPLA4": 4}
     try:
         place = min(
@@ -168,7 +166,7 @@ def _weather_from_open_meteo(city: str, why: str) -> Json:
             "来源": f"open-meteo（{why}）",
         }
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise ToolError(f"天气服务没有给出 {city} 的数据（{why}）") from None
+        raise ToolError("open-meteo 没有给出数据") from None
 
 
 get_weather = Tool(
@@ -208,7 +206,8 @@ def search_news(topic: str) -> str:
             failed.append(f"{name}：回答的格式不认识")
         else:
             if found:
-                news = [{"title": title, "link": link} for link, title in found.items()]
+                source_named = {} if name == "澎湃新闻" else {"source": name}
+                news = [{"title": t, "link": link, **source_named} for link, t in found.items()]
                 return _json(news[:5])
             empty.append(name)
     if empty:
@@ -244,6 +243,8 @@ def _sina(topic: str) -> Iterator[tuple[str, str]]:
 
 def _bing(topic: str) -> Iterator[tuple[str, str]]:
     page = fetch(f"https://www.bing.com/news/search?q={quote(topic)}&format=rss")
+    from xml.etree import ElementTree  # here, so that the module is imported fast
+
     # decoded first: the XML parser knows neither GBK nor a declaration that is not at the start
     text = re.sub(r"^\s*<\?xml[^>]*\?>", "", _decode(page)).strip()
     try:
@@ -303,7 +304,7 @@ get_time = Tool(
 
 # ------------------------------------------------------------------ read_url (§4.1)
 
-MAX_SUMMARY = 3000  # characters of a page that the model gets
+MAX_SUMMARY = 4000  # characters of a page that the model gets
 
 
 def read_page(url: str) -> str:
@@ -583,7 +584,7 @@ BOMS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-CODECS = re.compile(r"(?i)(utf-?8|big5|shift_jis|euc-jp|euc-kr|iso-8859-\d+|windows-125\d|koi8-r)$")
+CODECS = r"(?i)(utf-?8|big5|shift_jis|euc-jp|euc-kr|iso-8859-\d+|windows-125\d|koi8-r)$"
 
 
 def _decode(page: Page) -> str:
@@ -598,7 +599,7 @@ def _decode(page: Page) -> str:
     for label in (declared and declared[1], inside and inside[1].decode("ascii", "replace")):
         if label and re.match(r"(?i)(x-)?gb", label):
             labels.append("gb18030")
-        elif label and CODECS.match(label):
+        elif label and re.match(CODECS, label):
             labels.append(label)
     for label in [*labels, "utf-8", "gb18030"]:
         try:  # incremental: the last character may have been cut by MAX_BODY
@@ -625,7 +626,7 @@ class Block(NamedTuple):
 
 
 def _weight(text: str) -> int:
-    return len(text) + len(CHINESE.findall(text))  # a Chinese character says more than a letter
+    return len(text) + len(re.findall(CHINESE, text))  # a Chinese character says more than a letter
 
 
 class PageParser(HTMLParser):
@@ -644,7 +645,8 @@ class PageParser(HTMLParser):
         self.blocks: list[Block] = []
         self.meta: dict[str, str] = {}
         self.titles: dict[str, str] = {}  # of <h1> and <title>
-        self.page_data = ""  # a script's JSON that holds the article (thepaper.cn)
+        self.page_data = ""  # the JSON of a Next.js page, such as thepaper.cn's
+        self._in_page_data = False
         self._text: list[str] = []
         self._linked = 0
         self._skipping = ""  # the tag that is being skipped, with all that is inside it
@@ -666,6 +668,7 @@ class PageParser(HTMLParser):
         # subtle: not visibility:hidden (WeChat shows its articles by script), not on the whole page
         if tag in self.SKIPPED or hidden and tag not in ("html", "body"):
             self._skipping, self._depth = tag, 1
+            self._in_page_data = found.get("id") == "__NEXT_DATA__"
             return
         if tag not in self.INLINE:
             self._end_block()
@@ -689,8 +692,7 @@ class PageParser(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self._skipping:
-            if self._skipping == "script" and '"contentDetail"' in data:
-                self.page_data = data
+            self.page_data += data if self._in_page_data else ""
         elif self._inside.get("title"):
             self.titles["title"] = (self.titles.get("title", "") + data)[:300]
         else:
@@ -932,12 +934,13 @@ def _json(value: Any) -> str:
 
 # ------------------------------------------------------------------ a call that was written as text
 
-_BLOCK = re.compile(
+# strings, compiled at their first use, so that the module is imported fast
+_BLOCK = (
     r"(?ms)^[ \t]*(?:<(tool_call|tools|tool_response)>(.*?)(?:</\1>|\Z)"
     r"|```\w*[ \t]*\n(.*?)(?:^[ \t]*```|\Z)"
     r"|(<function=.*?(?:</function>|\Z)))\s*"
 )
-_MAY_BE_CALL = re.compile(
+_MAY_BE_CALL = (
     r"(?m)\A\s*(?:\{|\[\s*(?:\{|\Z)|\Z)"  # the whole reply in JSON, or nothing so far
     r"|^[ \t]*(?:```(?:json|xml|tool_\w+)?[ \t]*(?:\n\s*(?:[{\[<]|\Z)|\Z)|`{1,2}\Z"
     r"|```\w*\Z|<(?:tool_call|tools|function|tool_response)\b|<\w*\Z)"
@@ -950,7 +953,7 @@ def showable(content: str, shown: int) -> int:
     Blanks at the beginning are held back too: in a round of calls there is often nothing else
     (§4.2). `shown` is the value before; only what comes after it is looked at.
     """
-    found = _MAY_BE_CALL.search(content, shown)
+    found = re.compile(_MAY_BE_CALL).search(content, shown)
     return found.start() if found else len(content)
 
 
@@ -961,7 +964,7 @@ def calls_in_text(content: str, tools: Iterable[Tool]) -> tuple[str, list[Json]]
     The same syntax inside prose is a quotation.
     """
     names = {tool.definition["function"]["name"] for tool in tools}
-    blocks = list(_BLOCK.finditer(content))
+    blocks = list(re.finditer(_BLOCK, content))
     start = blocks[0].start() if blocks else 0
     if blocks and sum(len(block[0]) for block in blocks) != len(content) - start:
         return content, []  # prose after or between the blocks

@@ -14,7 +14,18 @@ import threading
 import time
 import zlib
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Union,
+)
 
 
 class Reply(NamedTuple):
@@ -24,7 +35,7 @@ class Reply(NamedTuple):
     end: "clean" | "cut" (closed without the end of the framing) | "reset" (TCP RST) | "hang"
     """
 
-    pieces: Sequence[bytes] = ()
+    pieces: Iterable[bytes] = ()
     status: int = 200
     headers: Optional[Dict[str, str]] = None  # None: an event stream
     framing: str = "chunked"
@@ -117,7 +128,7 @@ def _handler(shown: Server) -> Any:
 
 
 def _send(handler: BaseHTTPRequestHandler, reply: Reply, closing: threading.Event) -> None:
-    pieces = _zipped(reply.pieces) if reply.gzip else list(reply.pieces)
+    pieces = _zipped(reply.pieces) if reply.gzip else reply.pieces
     headers = dict(
         {"Content-Type": "text/event-stream"} if reply.headers is None else reply.headers
     )
@@ -126,6 +137,7 @@ def _send(handler: BaseHTTPRequestHandler, reply: Reply, closing: threading.Even
     if reply.framing == "chunked":
         headers["Transfer-Encoding"] = "chunked"
     elif reply.framing == "length":
+        pieces = list(pieces)
         length = sum(map(len, pieces)) if reply.content_length is None else reply.content_length
         headers["Content-Length"] = str(length)
     else:
@@ -157,11 +169,12 @@ def _end(handler: BaseHTTPRequestHandler, reply: Reply, closing: threading.Event
         handler.close_connection = True
 
 
-def _zipped(pieces: Sequence[bytes]) -> List[bytes]:
+def _zipped(pieces: Iterable[bytes]) -> Iterator[bytes]:
     """Each piece compressed so far that it can be read when it arrives, as servers do it."""
     packer = zlib.compressobj(wbits=31)
-    zipped = [packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH) for piece in pieces]
-    return [*zipped, packer.flush()]
+    for piece in pieces:
+        yield packer.compress(piece) + packer.flush(zlib.Z_SYNC_FLUSH)
+    yield packer.flush()
 
 
 # ------------------------------------------------------------------ bodies
