@@ -1,4 +1,4 @@
-"""The four tools and their way to the web. All payloads are constructed, in the services' shapes."""
+"""The four tools and their way to the web. All payloads are constructed, in the real shapes."""
 
 import gzip
 import json
@@ -279,11 +279,12 @@ def test_only_http_is_read(web, url):
 
 @pytest.mark.parametrize(
     "host",
-    "127.0.0.1 127.1 0x7f.1 2130706433 017700000001 0.0.0.0 10.1.2.3 172.16.0.1 192.168.1.1"
-    " localhost 169.254.169.254 100.100.100.200 168.63.129.16 192.0.0.192 198.18.0.1 224.0.0.1"
-    " 255.255.255.255 [::1] [::] [fe80::1] [fc00::1] [fec0::1] [ff02::1] [::ffff:127.0.0.1]"
-    " [::127.0.0.1] [64:ff9b::7f00:1] [64:ff9b:1::1] [2002:7f00:1::1] [2001:0:1::1] [::ffff:0:127.0.0.1]"
-    " [2606:4700::5efe:7f00:1] metadata.google.internal printer.local router 127.0.0.1.".split(),
+    "127.0.0.1 127.1 0x7f.1 2130706433 017700000001 0.0.0.0 10.1.2.3 172.16.0.1"
+    " 192.168.1.1 localhost 169.254.169.254 100.100.100.200 168.63.129.16 192.0.0.192"
+    " 198.18.0.1 224.0.0.1 255.255.255.255 [::1] [::] [fe80::1] [fc00::1] [fec0::1]"
+    " [ff02::1] [::ffff:127.0.0.1] [::127.0.0.1] [64:ff9b::7f00:1] [64:ff9b:1::1]"
+    " [2002:7f00:1::1] [2001:0:1::1] [::ffff:0:127.0.0.1] [2606:4700::5efe:7f00:1]"
+    " metadata.google.internal printer.local router 127.0.0.1.".split(),
 )
 def test_no_address_of_inside_is_read_in_any_notation(host, monkeypatch):
     monkeypatch.setattr(socket, "create_connection", None)
