@@ -52,6 +52,10 @@ class ToolError(Exception):
     """A tool could not do its work; the text is for the model, one sentence without internals."""
 
 
+class BadArguments(ToolError):
+    """The arguments do not fit the tool's declaration."""
+
+
 # ------------------------------------------------------------------ get_weather (§4.1)
 
 CHINESE = r"[\u3400-\u9fff]"
@@ -802,7 +806,7 @@ JSON_TYPES: dict[str, Any] = {
 def fit_arguments(definition: Json, arguments: Json) -> tuple[Json, list[str]]:
     """The arguments as the declaration wants them, and the names of those it does not know.
 
-    Raises ToolError, with a sentence for the model, for what cannot be mended without loss.
+    Raises BadArguments, with a sentence for the model, for what cannot be mended without loss.
     """
     schema = definition["function"].get("parameters") or {}
     properties: Json = schema.get("properties") or {}
@@ -819,7 +823,7 @@ def fit_arguments(definition: Json, arguments: Json) -> tuple[Json, list[str]]:
             fitting[key] = _coerce(key, value, properties[key] or {})
     missing = [key for key in required if key not in fitting]
     if missing:
-        raise ToolError(f"缺少参数 {'、'.join(missing)}")
+        raise BadArguments(f"缺少参数 {'、'.join(missing)}")
     return fitting, [key for key in arguments if key not in properties]
 
 
@@ -843,11 +847,11 @@ def _coerce(key: str, value: Any, schema: Json) -> Any:
                 value = found
                 break
         else:
-            raise ToolError(
+            raise BadArguments(
                 f"参数 {key} 应为 {'/'.join(kinds)} 类型，收到的是 {_json(value)[:100]}"
             )
     if "enum" in schema and value not in schema["enum"]:
-        raise ToolError(f"参数 {key} 只能是 {_json(schema['enum'])[:300]} 之一")
+        raise BadArguments(f"参数 {key} 只能是 {_json(schema['enum'])[:300]} 之一")
     return value
 
 
@@ -888,10 +892,9 @@ def execute_tool_call(call: Json, tool_map: Mapping[str, Tool] = TOOL_MAP) -> st
         return as_data(f"工具参数不是合法 JSON: {text}\n请重新调用，参数为{_usage(tool)}")
     try:
         arguments, unknown = fit_arguments(tool.definition, arguments)
-    except ToolError as error:
-        return as_data(f"工具参数有误：{error}。{name} 的参数为{_usage(tool)}")
-    try:
         result = as_data(_result_text(tool.execute(**arguments)))
+    except BadArguments as error:
+        return as_data(f"工具参数有误：{error}。{name} 的参数为{_usage(tool)}")
     except (
         BaseException
     ) as error:  # SystemExit too: the fault of one call is not that of the others
