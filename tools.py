@@ -269,7 +269,8 @@ get_news = Tool(
         "type": "function",
         "function": {
             "name": "get_news",
-            "description": "按话题搜索新闻，返回 5 条的标题和链接；正文要再用 read_url 读取链接",
+            "description": "按话题搜索最新新闻，返回 5 条的标题和链接；"
+            "正文要再用 read_url 读取链接",
             "parameters": {
                 "type": "object",
                 "properties": {
@@ -360,7 +361,8 @@ read_url = Tool(
         "type": "function",
         "function": {
             "name": "read_url",
-            "description": "读取网页的标题和正文。url 须是 get_news 返回或用户给的，不能编造",
+            "description": "读取网页的标题和正文。"
+            "url 须是 get_news 返回的 link 或用户给的，不能编造",
             "parameters": {
                 "type": "object",
                 "properties": {
@@ -967,12 +969,13 @@ def calls_in_text(content: str, tools: Iterable[Tool]) -> tuple[str, list[Json]]
     The same syntax inside prose is a quotation.
     """
     names = {tool.definition["function"]["name"] for tool in tools}
-    blocks = list(re.finditer(_BLOCK, content))
+    whole = content.strip("` \n")  # small models also leave half of a fence
+    blocks = [] if whole[:1] in ("{", "[") else list(re.finditer(_BLOCK, content))
     start = blocks[0].start() if blocks else 0
     if blocks and sum(len(block[0]) for block in blocks) != len(content) - start:
         return content, []  # prose after or between the blocks
     calls: list[Json] = []
-    for tag, *payload in [block.groups("") for block in blocks] or [("", content)]:
+    for tag, *payload in [block.groups("") for block in blocks] or [("", whole)]:
         if tag == "tool_response":  # a result that the model made up: no call, and no answer either
             continue
         found = _read_calls("".join(payload))

@@ -1,5 +1,6 @@
 """The rules that hold whatever the server does, each over real HTTP on loopback."""
 
+import contextvars
 import json
 import os
 import signal
@@ -370,6 +371,150 @@ def test_lone_surrogates_do_not_reach_the_server():
         assert sent(server, 0)[-1]["content"] == "天\ufffd气"
 
 
+def test_a_reply_without_text_at_the_output_limit_is_an_error_that_says_so():
+    with wire.server([wire.say("", "想", finish="length")]) as server:
+        with pytest.raises(ModelError, match="max_tokens"):
+            ask(server)
+        assert len(server.requests) == 1
+
+
+def test_no_thinking_is_said_in_all_ways_that_servers_understand():
+    with wire.server([wire.say("好")]) as server:
+        ask(server, thinking=False)
+        body = server.requests[0].body
+    assert body["enable_thinking"] is False and body["reasoning_effort"] == "none"
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_without_tools_neither_tools_nor_tool_choice_is_sent():
+    with wire.server([wire.say("好")]) as server:
+        ask(server, tools=[])
+        assert not {"tools", "tool_choice"} & server.requests[0].body.keys()
+
+
+def test_a_key_with_an_illegal_letter_is_refused_without_showing_it():
+    with pytest.raises(ModelError, match="第 1 个字符") as caught:
+        run_agent("hi", base_url="http://127.0.0.1:9/v1", api_key="“sk-secret-1”")
+    assert "sk-secret" not in str(caught.value)
+
+
+def test_neither_proxy_nor_netrc_has_a_say_about_loopback(monkeypatch, tmp_path):
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    netrc = tmp_path / "netrc"
+    netrc.write_text("default login u password p\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    with wire.server([wire.say("好"), wire.say("好")]) as server:
+        assert ask(server) == "好" and ask(server, api_key="") == "好"
+        assert server.requests[0].headers["authorization"] == "Bearer sk-secret-1"
+        assert "authorization" not in server.requests[1].headers
+
+
+def test_netrc_has_no_say_about_other_hosts_either(monkeypatch, tmp_path):
+    server = react_min.Server("http://model.test/v1", "")
+    assert server.session.auth is not None and server.session.trust_env
+
+
+def test_a_redirect_is_reported_and_not_followed():
+    moved = wire.Reply([], 302, {"Location": "http://127.0.0.1:9/v2"}, framing="length")
+    with wire.server([moved, wire.say("好")]) as server:
+        with pytest.raises(ModelError, match="/v2"):
+            ask(server)
+        assert [r.method for r in server.requests] == ["POST"]
+
+
+def test_a_dropped_connection_is_tried_once_more_but_silence_is_not():
+    dropped = wire.Reply([], framing="drop")
+    with wire.server([dropped, wire.say("好")]) as server:
+        assert ask(server) == "好"
+    with wire.server([wire.Reply([], wait=2), wire.say("好")]) as server:
+        with pytest.raises(ModelError, match="超时"):
+            ask(server, timeout=0.3)
+        assert len(server.requests) == 1
+
+
+def test_context_variables_reach_the_tools():
+    variable = contextvars.ContextVar("variable", default="lost")
+    variable.set("found")
+    spy = Tool(ECHO.definition, lambda text: variable.get())
+    with wire.server([wire.calls([("echo", {"text": "A"})]), wire.say("好")]) as server:
+        ask(server, tools=[spy])
+        assert sent(server, 1)[-1]["content"] == "found"
+
+
+INTEGER = tool("count", lambda n: n + 1, n={"type": "integer"})
+
+
+@pytest.mark.parametrize(
+    "arguments, result",
+    [
+        ({"n": "5"}, "6"),
+        ({"n": 5.0}, "6"),
+        ({"properties": {"n": 5}, "type": "object"}, "6"),
+        ({"arguments": {"n": 5}}, "6"),
+        ('"{\\"n\\": 5}"', "6"),
+        ('```json\n{"n": 5}\n```', "6"),
+        ('{"n":\n5}', "6"),
+        ({"n": 5, "unit": "c"}, "6\n（已忽略未知参数：unit）"),
+    ],
+)
+def test_arguments_are_mended_where_nothing_is_lost(arguments, result):
+    with wire.server([wire.calls([("count<|channel|>x", arguments)]), wire.say("好")]) as server:
+        ask(server, tools=[INTEGER])
+        assert sent(server, 1)[-1]["content"] == result
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"n": "5 items"}, {"n": True}, {"n": 5.5}, {"m": 5}, {"n": None}]
+)
+def test_arguments_that_do_not_fit_are_explained(arguments):
+    with wire.server([wire.calls([("count", arguments)]), wire.say("好")]) as server:
+        ask(server, tools=[INTEGER])
+        assert "工具参数有误" in sent(server, 1)[-1]["content"]
+        assert '"n"' in sent(server, 1)[-1]["content"]
+
+
+def test_a_raw_line_break_inside_an_argument_is_kept():
+    with wire.server([wire.calls([("echo", '{"text": "a\nb"}')]), wire.say("好")]) as server:
+        ask(server)
+        assert sent(server, 1)[-1]["content"] == "a\nb"
+
+
+# ------------------------------------------------------------------ what a stream may hold
+
+
+def chunks_say(*chunks):
+    with wire.server([wire.sse(*chunks)]) as server:
+        heard = []
+        message = call_model_stream(
+            [], base_url=server.base_url, model="m", on_content=heard.append
+        )
+    return message["content"]
+
+
+def choice(index, content):
+    return {"choices": [{"index": index, "delta": {"content": content}, "finish_reason": None}]}
+
+
+def test_only_the_first_of_several_choices_is_read():
+    assert chunks_say(choice(0, "a"), choice(0, "b"), choice(1, "x"), choice(0, "c")) == "abc"
+
+
+def test_a_choice_index_that_counts_the_chunks_is_no_other_choice():
+    assert chunks_say(choice(7, "a"), choice(8, "b"), choice(9, "c")) == "abc"
+
+
+def test_the_result_of_a_tool_of_the_servers_own_is_not_the_answer():
+    foreign = wire.chunk({"role": "tool", "content": "x"})
+    assert chunks_say(wire.chunk({"content": "a"}), foreign, wire.chunk({}, "stop")) == "a"
+
+
+def test_an_error_as_finish_reason_is_an_error():
+    with pytest.raises(ModelError, match="报错"):
+        chunks_say(wire.chunk({"content": "a"}), wire.chunk({}, "error"))
+
+
 # ------------------------------------------------------------------ calls written as text
 
 
@@ -385,6 +530,8 @@ CALL = '{"name": "echo", "arguments": {"text": "A"}}'
         f"```json\n{CALL}\n```",
         f"<tool_call>\n{CALL}\n</tool_call>",
         f"<tools>{CALL}</tools>",
+        f"{CALL}\n```",
+        f"{CALL}\n{CALL}",
         f"好的。\n<tool_call>{CALL}</tool_call>",
         "<function=echo>\n<parameter=text>\nA\n</parameter>\n</function>",
     ],
@@ -394,6 +541,7 @@ def test_a_call_written_as_text_runs_and_is_not_shown(text):
     with wire.server([wire.say(text), wire.say("好")]) as server:
         assert ask(server, on_content=heard.append) == "好"
         assert sent(server, 1)[-1]["content"] == "A"
+        assert sent(server, 1)[2]["tool_calls"][0]["function"]["name"] == "echo"
     assert "echo" not in "".join(heard)
 
 

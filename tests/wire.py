@@ -32,6 +32,7 @@ class Reply(NamedTuple):
     """What the server sends, piece by piece, and how it ends.
 
     framing: "chunked" | "close" (the end of the connection is the end of the body) | "length"
+             | "drop" (nothing at all, the connection is closed)
     end: "clean" | "cut" (closed without the end of the framing) | "reset" (TCP RST) | "hang"
     """
 
@@ -128,6 +129,9 @@ def _handler(shown: Server) -> Any:
 
 
 def _send(handler: BaseHTTPRequestHandler, reply: Reply, closing: threading.Event) -> None:
+    if reply.framing == "drop":
+        handler.close_connection = True
+        return
     pieces = _zipped(reply.pieces) if reply.gzip else reply.pieces
     headers = dict(
         {"Content-Type": "text/event-stream"} if reply.headers is None else reply.headers
