@@ -561,6 +561,15 @@ def test_what_is_quoted_or_unknown_is_an_answer(text):
     assert "".join(heard) == text
 
 
+def test_a_result_that_the_model_makes_up_is_no_answer():
+    made_up = wire.say('<tool_response>\n{"text": "A"}\n</tool_response>')
+    heard = []
+    with wire.server([made_up, wire.say("好")]) as server:
+        assert ask(server, on_content=heard.append) == "好"
+        assert server.requests[1].body["tool_choice"] == "none"
+    assert "".join(heard) == "好"
+
+
 # ------------------------------------------------------------------ thinking inside the content
 
 
@@ -685,4 +694,4 @@ def test_page_text_cannot_forge_the_templates_marks():
 
 def test_a_long_result_is_cut_visibly():
     text = tools.as_data("字" * 20000)
-    assert len(text) < 8100 and "共 20000 字" in text
+    assert text.startswith("字" * 8000) and "共 20000 字" in text and len(text) < 8100

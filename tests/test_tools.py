@@ -10,6 +10,7 @@ import pytest
 import responses
 
 import tools
+import wire
 from tools import Page, ToolError, beijing_time, read_page, search_news, weather_now
 
 WTTR, GEO = "wttr.in", "geocoding-api.open-meteo.com"
@@ -356,6 +357,15 @@ def test_a_gzip_bomb_is_cut_at_the_limit():
     bomb = gzip.compress(bytes(30 << 20))
     responses.get("http://a.test/", body=bomb, headers={"Content-Encoding": "gzip"})
     assert len(tools.fetch("http://a.test/").body) == tools.MAX_BODY
+
+
+def test_a_body_that_drips_ends_with_the_time_for_it(monkeypatch):
+    monkeypatch.setattr(tools, "_judge_name", lambda host: None)
+    monkeypatch.setattr(tools, "_judged_addresses", lambda host, port: ["127.0.0.1"])
+    drip = wire.Reply([b"x"] * 100, gap=0.1)  # ten seconds, and never a silence of one
+    with wire.server([drip]) as server:
+        body = tools.fetch(server.base_url, seconds=1).body
+    assert 0 < len(body) < 50
 
 
 def test_the_browser_of_the_tools_sends_no_password_from_netrc():
