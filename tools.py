@@ -986,7 +986,10 @@ def calls_in_text(content: str, tools: Iterable[Tool]) -> tuple[str, list[Json]]
 
 
 def _read_calls(text: str) -> list[Json]:
-    """The calls of which `text` consists, or [] if it holds anything else."""
+    """The calls of which `text` consists, or [] if it holds anything else.
+
+    What follows a call as JSON that is no call is a result that the model has made up: left out.
+    """
     calls = []
     for name, body in re.findall(r"(?s)<function=([\w.-]+)>(.*?)(?:</function>|\Z)", text):
         pairs = re.findall(r"(?s)<parameter=([\w.-]+)>\n?(.*?)\n?</parameter>", body)
@@ -996,8 +999,9 @@ def _read_calls(text: str) -> list[Json]:
     decoder, at = json.JSONDecoder(strict=False), 0
     try:
         while at < len(text):
-            if text[at] in " \t\r\n,;[]":  # one a line, or a list
-                at += 1
+            gap = re.compile(r"(?:```\w*|[\s,;\[\]`])+").match(text, at)  # one a line, or a list
+            if gap:
+                at = gap.end()
                 continue
             doubled = text.startswith("{{", at)  # the braces of the template's example, imitated
             value, at = decoder.raw_decode(text, at + doubled)
@@ -1007,6 +1011,8 @@ def _read_calls(text: str) -> list[Json]:
             inner = value.get("function")
             value = inner if isinstance(inner, dict) else value
             arguments = value.get("arguments", value.get("parameters"))
+            if "name" not in value and calls:
+                continue
             if read_arguments(arguments) is None:
                 return []
             calls.append(_call(str(value.get("name")), arguments))

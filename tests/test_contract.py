@@ -531,6 +531,7 @@ CALL = '{"name": "echo", "arguments": {"text": "A"}}'
         f"<tool_call>\n{CALL}\n</tool_call>",
         f"<tools>{CALL}</tools>",
         f"{CALL}\n```",
+        f'{CALL}\n```json\n{{"made": "up"}}\n```',
         f"{CALL}\n{CALL}",
         f"好的。\n<tool_call>{CALL}</tool_call>",
         "<function=echo>\n<parameter=text>\nA\n</parameter>\n</function>",
