@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -240,6 +241,17 @@ def test_a_callback_that_raises_stops_the_run_and_leaves_a_usable_list():
             ask(server, messages=messages, on_tool_result=stop)
         assert ask(server, messages=messages) == "好"
         assert [m["role"] for m in sent(server, 1)] == ["system", "user", "user"]
+
+
+def test_several_runs_at_once_do_not_mix():
+    def answer(request):
+        question = request.body["messages"][1]["content"]
+        done = request.body["messages"][-1]["role"] == "tool"
+        return wire.say(f"答 {question}") if done else wire.calls([("echo", {"text": question})])
+
+    with wire.server(answer) as server, ThreadPoolExecutor(8) as pool:
+        questions = [f"问{n}" for n in range(24)]
+        assert list(pool.map(lambda q: ask(server, q), questions)) == [f"答 {q}" for q in questions]
 
 
 def test_sixty_four_calls_in_a_round():
