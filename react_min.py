@@ -63,6 +63,7 @@ from tools import (
     Tool,
     call_key,
     calls_in_text,
+    copies_result,
     execute_tool_call,
     read_arguments,
     showable,
@@ -165,6 +166,7 @@ def call_model_stream(
     tool_calls = calls.finished(cut=finish_reason == "length")
     if not tool_calls:
         content, tool_calls = calls_in_text(content, tools)
+        content = "" if messages and copies_result(content, messages[-1]) else content
     if content.strip():
         _tell(on_content, content[shown:])
     elif not tool_calls and finish_reason == "length":

@@ -985,6 +985,20 @@ def calls_in_text(content: str, tools: Iterable[Tool]) -> tuple[str, list[Json]]
     return content[:start], calls
 
 
+def copies_result(content: str, last: Mapping[str, Any]) -> bool:
+    """Whether a reply to a tool's result is nothing but JSON copied out of it, which small models
+    take for an answer. After any other message, such as a request for an answer, it is one."""
+    text = re.sub(r"\A```\w*\s*(.*?)\s*```\Z", r"\1", content.strip(), flags=re.S)
+    if last.get("role") != "tool" or text[:1] not in ("{", "["):
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    strings = re.findall(r'"(?:[^"\\]|\\.)*"', text)
+    return bool(strings) and all(string in last["content"] for string in strings)
+
+
 def _read_calls(text: str) -> list[Json]:
     """The calls of which `text` consists, or [] if it holds anything else.
 

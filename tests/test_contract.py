@@ -583,6 +583,15 @@ def test_a_result_that_the_model_makes_up_is_no_answer():
     assert "".join(heard) == "好"
 
 
+def test_json_copied_from_a_result_is_no_answer_unless_it_is_asked_for_again():
+    call, copy = wire.calls([("echo", {"text": '[{"title": "甲"}]'})]), wire.say('{"title": "甲"}')
+    heard = []
+    with wire.server([call, copy, wire.say("好"), call, copy, copy]) as server:
+        assert ask(server, on_content=heard.append) == "好"
+        assert "".join(heard) == "好"
+        assert ask(server) == '{"title": "甲"}'
+
+
 # ------------------------------------------------------------------ thinking inside the content
 
 
