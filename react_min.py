@@ -28,7 +28,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext, suppress
 from ipaddress import ip_address
 from itertools import takewhile
 from queue import Empty, SimpleQueue
@@ -49,13 +49,16 @@ from sse import (
     THINKING_FIELDS,
     Json,
     ModelError,
+    PlainSession,
     ToolCalls,
     iter_deltas,
+    new_id,
     one_line,
     parse_sse_stream,
     read_bytes,
     server_words,
     split_thinking,
+    wait_at_most,
 )
 from tools import (
     TOOL_MAP,
@@ -83,13 +86,18 @@ SYSTEM_PROMPT = """你是一个会使用工具的中文助手。
 MAX_TOOL_ROUNDS = 5  # §4.4: a fuse; small models sometimes repeat one call for ever
 TOOL_TIMEOUT = 30.0  # seconds for one tool
 CONNECT_TIMEOUT = 10.0  # seconds
+LONGEST_WAIT = 1e6  # seconds; more than that the operating system may not take
 READ_TIMEOUT = 300.0  # seconds of silence: a cold model may load for a minute or two
 
 Hear = Optional[Callable[[str], object]]  # a callback
 
 
 def _is_dashscope(url: str) -> bool:
-    return bool(re.match(r"https?://dashscope[\w.-]*\.aliyuncs\.com(?![\w.-])", url.strip()))
+    try:
+        host = urlsplit(url.strip()).hostname or ""
+    except ValueError:
+        return False
+    return bool(re.fullmatch(r"dashscope(-\w+)?\.aliyuncs\.com", host))
 
 
 BASE_URL = os.environ.get("OPENAI_BASE_URL", "").strip() or (
@@ -144,7 +152,7 @@ def call_model_stream(
         **(THINKING_ON if thinking else THINKING_OFF),
     }
     content, shown, finish_reason = "", 0, ""
-    thoughts: Json = {}
+    thoughts: dict[str, list[Any]] = {}
     calls = ToolCalls()
     with server.stream(body) as response:
         for delta in split_thinking(iter_deltas(response)):
@@ -154,9 +162,9 @@ def call_model_stream(
             if delta.reasoning:
                 _tell(on_reasoning, delta.reasoning)
             for field, piece in delta.thinking.items():
-                _append(thoughts, field, piece)
-            if delta.content:
-                content += delta.content
+                thoughts.setdefault(field, []).append(piece)
+            content += delta.content
+            if delta.content.strip() or shown:  # blanks beside tool calls are not shown
                 ready = showable(content, shown)
                 _tell(on_content, content[shown:ready])
                 shown = ready
@@ -164,14 +172,15 @@ def call_model_stream(
                 calls.add(part)
             finish_reason = delta.finish_reason or finish_reason
     tool_calls = calls.finished(cut=finish_reason == "length")
-    if not tool_calls:
+    content = _whole_letters(content)
+    if not tool_calls and finish_reason not in ("length", "content_filter"):
         content, tool_calls = calls_in_text(content, tools)
         content = "" if messages and copies_result(content, messages[-1]) else content
     if content.strip():
         _tell(on_content, content[shown:])
     elif not tool_calls and finish_reason == "length":
         raise ModelError("输出到达上限（max_tokens）时还没有正文：试试 --no-thinking，或把问题问小")
-    message = Message(role="assistant", content=content, **thoughts)
+    message = Message(role="assistant", content=content, **_joined(thoughts))
     if tool_calls:
         message["tool_calls"] = tool_calls
     message.finish_reason = finish_reason
@@ -191,11 +200,14 @@ def _tell(listener: Hear, text: str) -> None:
         listener(text)
 
 
-def _append(thoughts: Json, field: str, piece: Any) -> None:
-    """Thinking is kept in the field in which it came: some servers demand it back."""
-    known = thoughts.get(field)
-    both = isinstance(piece, (str, list)) and isinstance(known, type(piece))
-    thoughts[field] = known + piece if both else piece
+def _joined(thoughts: Mapping[str, list[Any]]) -> Json:
+    """Thinking, in the fields in which it came: some servers demand it back so."""
+    joined: Json = {}
+    for field, pieces in thoughts.items():
+        texts = [piece for piece in pieces if isinstance(piece, str)]
+        details = [item for piece in pieces if isinstance(piece, list) for item in piece]
+        joined[field] = "".join(texts) or details or pieces[-1]
+    return joined
 
 
 # ------------------------------------------------------------------ the calls of one round (§5.1)
@@ -216,6 +228,8 @@ def run_tool_calls(
     first tool starts, the results as they come.
     """
     results: list[str] = [""] * len(calls)
+    futures: dict[Any, int] = {}
+    limit = min(tool_timeout, LONGEST_WAIT)
     boxes: list[SimpleQueue[str]] = [SimpleQueue() for _ in calls]
     contexts = [contextvars.copy_context() for _ in calls]
 
@@ -228,11 +242,13 @@ def run_tool_calls(
         # subtle: a pool waits for its threads, even at exit. So the tool, which may hang, gets a
         # daemon thread, and the thread of the pool waits for it, but not for ever.
         task = (execute, number)
-        threading.Thread(target=contexts[number].run, args=task, daemon=True).start()
         try:
-            result = boxes[number].get(timeout=tool_timeout)
+            threading.Thread(target=contexts[number].run, args=task, daemon=True).start()
+            result = boxes[number].get(timeout=limit)
         except Empty:
-            return f"工具执行超时：{tool_timeout:g} 秒内没有完成"
+            return f"工具执行超时：{limit:g} 秒内没有完成"
+        except RuntimeError as error:  # no more threads
+            return f"工具执行失败: {error}"
         return result + ("\n（这个调用和之前的完全相同，请直接根据结果回答）" if repeated else "")
 
     repeated = min(turns) > 1
@@ -240,7 +256,8 @@ def run_tool_calls(
         _tell(on_tool_call, f"调用工具 {call['function']['name']}({call['function']['arguments']})")
     with ThreadPoolExecutor(min(len(calls), 64)) as pool:
         try:
-            futures = {pool.submit(wait_for, number): number for number in range(len(calls))}
+            for number in range(len(calls)):
+                futures[pool.submit(wait_for, number)] = number
             for future in as_completed(futures):
                 number = futures[future]
                 results[number] = future.result()
@@ -360,15 +377,15 @@ class Server:
         path = path if path.endswith("/chat/completions") else path + "/chat/completions"
         self.url = parts._replace(path=path, fragment="").geturl()
         shown = parts._replace(path=path, netloc=parts.netloc.rpartition("@")[2], query="")
-        self.shown_url = shown.geturl()  # without a password that may stand in it
+        self.shown_url = shown.geturl()  # without user and password
         self.key = _checked_key(_key_for(base_url) if api_key is None else api_key)
-        self.timeout = (CONNECT_TIMEOUT, timeout)
+        self.timeout = (CONNECT_TIMEOUT, min(timeout, LONGEST_WAIT))
         self.refused: set[str] = set()
         self.demanded: set[str] = set()
-        self.session = requests.Session()
+        self.session = PlainSession()
         # neither a proxy nor ~/.netrc has a say about a server on this machine
         self.session.trust_env = not _is_loopback(parts.hostname or "")
-        self.session.auth = self._authorize  # with an `auth`, requests asks no ~/.netrc
+        self.session.auth = self._authorize
         self.session.headers["Content-Type"] = "application/json"
         self.session.headers["Accept"] = "text/event-stream, application/json"
         self.session.headers["Accept-Encoding"] = "identity"
@@ -390,9 +407,7 @@ class Server:
             with self._send(body) as response:
                 yield response
         except ModelError as error:
-            if not self.key or self.key not in str(error):
-                raise
-            raise ModelError(str(error).replace(self.key, "***")) from None
+            raise ModelError(_without_key(str(error), self.key)) from None
 
     def _send(self, body: Json) -> requests.Response:
         """POST the body; leave out what the server refuses, until it accepts or has refused this
@@ -412,11 +427,9 @@ class Server:
                 raise _http_error(response, text, self.shown_url)
 
     def _post(self, payload: bytes) -> requests.Response:
-        options: Json = {"timeout": self.timeout, "stream": True}
         try:
-            # subtle: requests would repeat a redirected POST as a GET
-            return self.session.post(self.url, data=payload, allow_redirects=False, **options)
-        except (requests.RequestException, HTTPError, OSError, ValueError) as error:
+            return self.session.post(self.url, data=payload, timeout=self.timeout, stream=True)
+        except Exception as error:  # a proxy's odd address makes requests raise nearly anything
             raise ModelError(_why_unreachable(error, self.shown_url)) from error
 
     def _mended(self, body: Json) -> Json:
@@ -445,6 +458,8 @@ class Server:
         for field in OPTIONAL_FIELDS:
             if not re.search(rf"(?<![\w-]){field}(?![\w-])", text):
                 continue
+            if field == "content" and not re.search(r"(?i)empty|null|blank|at least", text):
+                continue  # the word, not the field
             if field in THINKING_FIELDS and re.search(DEMAND, text):
                 self.demanded.add(field)
                 self.refused.discard(field)
@@ -459,23 +474,37 @@ OPTIONAL_FIELDS += THINKING_FIELDS
 DEMAND = r"(?i)missing|must be (?:passed|provided|included|set)|pass(?:ed)? back|requir"
 
 
-def _wire_message(message: Mapping[str, Any]) -> Json:
+def _wire_message(message: Any) -> Json:
     """A message as servers accept it, {} if it says nothing; the list of the caller stays as it is.
 
     The assistant's calls go back as they came (§4.4), but for what makes a server refuse all that
     follows: arguments that are no JSON object (the model is told so in the tool message).
     """
-    wire = dict(message)
-    calls = wire.pop("tool_calls", None) or []
-    if wire.get("role") == "assistant" and not calls and not wire.get("content"):
+    wire = dict(message) if isinstance(message, Mapping) else {}
+    calls = wire.pop("tool_calls", None)
+    calls = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    silent = not calls and not wire.get("content") and not wire.get("function_call")
+    if wire.get("role") == "assistant" and silent:
         return {}
     if wire.get("role") == "tool" and not wire.get("content"):
         wire["content"] = "（工具没有返回内容）"
-    if wire.get("content") is None:
+    if wire and wire.get("content") is None:
         wire["content"] = ""
     if calls:
         wire["tool_calls"] = [_wire_call(call) for call in calls]
     return wire
+
+
+def _wire_call(call: Json) -> Json:
+    function = call.get("function")
+    function = dict(function) if isinstance(function, dict) else {}
+    function["name"] = function.get("name") or "unknown"
+    raw = function.get("arguments")
+    arguments = read_arguments(raw)
+    if not isinstance(raw, str) or arguments is None or not raw.lstrip().startswith("{"):
+        function["arguments"] = json.dumps(arguments or {}, ensure_ascii=False)
+    kept = {key: value for key, value in call.items() if value is not None and key != "index"}
+    return {"type": "function", **kept, "id": str(call.get("id") or ""), "function": function}
 
 
 def _paired(messages: Sequence[Json]) -> list[Json]:
@@ -486,33 +515,28 @@ def _paired(messages: Sequence[Json]) -> list[Json]:
         if not message or message.get("role") == "tool":
             continue
         paired.append(message)
-        following = takewhile(lambda m: m.get("role") == "tool", messages[at + 1 :])
-        results = {result.get("tool_call_id"): result for result in following}
+        following = list(takewhile(lambda m: m.get("role") == "tool", messages[at + 1 :]))
+        ids: set[str] = set()
         for call in message.get("tool_calls", []):
-            nothing = {
-                "role": "tool",
-                "tool_call_id": call["id"],
-                "content": "（调用被中断，没有结果）",
-            }
-            paired.append(results.get(call["id"], nothing))
+            nothing = {"role": "tool", "content": "（调用被中断，没有结果）"}
+            found = [r for r in following if str(r.get("tool_call_id") or "") == call["id"]]
+            if found:
+                following.remove(found[0])
+            if not call["id"] or call["id"] in ids:
+                call["id"] = new_id()
+            ids.add(call["id"])
+            paired.append({**(found or [nothing])[0], "tool_call_id": call["id"]})
     return paired
-
-
-def _wire_call(call: Json) -> Json:
-    function = dict(call.get("function") or {})
-    function["name"] = function.get("name") or "unknown"
-    arguments = read_arguments(function.get("arguments"))
-    raw = function.get("arguments")
-    if not isinstance(raw, str) or arguments is None or not raw.lstrip().startswith("{"):
-        function["arguments"] = json.dumps(arguments or {}, ensure_ascii=False)
-    kept = {key: value for key, value in call.items() if value is not None and key != "index"}
-    return {"id": "", "type": "function", **kept, "function": function}
 
 
 def _to_json(body: Json) -> bytes:
     """UTF-8 without lone surrogates, as they come from a command line or from half an emoji."""
-    text = json.dumps(body, ensure_ascii=False)
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
+    return _whole_letters(json.dumps(body, ensure_ascii=False, default=str)).encode("utf-8")
+
+
+def _whole_letters(text: str) -> str:
+    """Two halves of a letter joined, one half alone replaced."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 class Patience(Retry):
@@ -550,6 +574,7 @@ class Patience(Retry):
             raise MaxRetryError(kwargs["_pool"], "", None)
         retry = super().increment(*args, **kwargs)
         if response is not None:
+            response.close()  # else urllib3 reads its body to the end, if it has one
             notice(f"模型服务暂时不可用（HTTP {response.status}），稍后重试")
         return retry
 
@@ -565,9 +590,23 @@ def _split_base_url(base_url: str) -> Any:
             return parts
     except ValueError:
         pass
+    shown = one_line(_without_password(base_url))
     raise ModelError(
-        f"模型服务的地址不对：{one_line(base_url)!r}。OPENAI_BASE_URL 应当像 http://localhost:11434/v1"
+        f"模型服务的地址不对：{shown!r}。OPENAI_BASE_URL 应当像 http://localhost:11434/v1"
     )
+
+
+def _without_password(text: str) -> str:
+    """A text in which addresses have lost user and password."""
+    return re.sub(r"\S*:\S*@", "***@", text)
+
+
+def _without_key(text: str, key: str) -> str:
+    """A text without the key, also where white space was folded into it or it was cut off ("…")."""
+    for end in range(len(key), min(len(key), 8) - 1, -1):
+        pattern = r"\s*".join(map(re.escape, key[:end])) + ("" if end == len(key) else "(?=…)")
+        text = re.sub(pattern, "***", text) if key else text
+    return text
 
 
 def _is_loopback(host: str) -> bool:
@@ -594,11 +633,12 @@ def _checked_key(key: str) -> str:
 
 
 def _error_body(response: requests.Response) -> str:
-    body = b""
+    body, deadline = b"", time.monotonic() + 5  # seconds, for what is only an explanation
+    wait_at_most(response, 5)
     try:
         for chunk in read_bytes(response):
             body += chunk
-            if len(body) > 65536:
+            if len(body) > 65536 or time.monotonic() > deadline:
                 break
     except (requests.RequestException, HTTPError, OSError):
         pass  # what came before is better than nothing
@@ -624,7 +664,7 @@ def _http_error(response: requests.Response, text: str, url: str) -> ModelError:
 
 
 def _why_unreachable(error: Exception, url: str) -> str:
-    text = str(error)
+    text = _without_password(str(error))
     if isinstance(error, requests.exceptions.ReadTimeout):
         return f"模型服务一直没有回答（{url}）：等待超时，模型可能还在加载，可用 --timeout 放宽"
     if isinstance(error, requests.exceptions.SSLError):
@@ -647,12 +687,17 @@ def _why_unreachable(error: Exception, url: str) -> str:
 
 def _innermost(error: BaseException) -> str:
     reason = getattr(error, "reason", None) or (error.args[0] if error.args else None)
-    return _innermost(reason) if isinstance(reason, BaseException) else one_line(str(error), 200)
+    return (
+        _innermost(reason)
+        if isinstance(reason, BaseException)
+        else one_line(_without_password(str(error)))
+    )
 
 
 def notice(text: str) -> None:
     """Something that a person should know, on standard error."""
-    print(printable(text), file=sys.stderr, flush=True)
+    with suppress(OSError):  # it must not cost the answer
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 # ------------------------------------------------------------------ the terminal
@@ -660,12 +705,12 @@ def notice(text: str) -> None:
 # strings, compiled at their first use, so that the module is imported fast
 ESCAPE = (
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, cursor
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]{0,999}(?:\x07|\x1b\\|\x9c)"  # titles
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90-\x9f]{0,999}(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]*[0-Z\\^-~]"
 )
 UNFINISHED = (
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z"
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]{0,999}\x1b?\Z|\x1b[ -/]*\Z"
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90-\x9f]{0,999}\x1b?\Z|\x1b[ -/]*\Z"
 )
 CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 
@@ -692,6 +737,7 @@ class Terminal:
         self._open: TextIO | None = None  # where a line was begun and not ended
         self._held = ""  # the beginning of an escape sequence
         self._waiting, self._since = "", 0.0
+        self._poured = False  # whether text of this round has reached standard output
 
     def on_reasoning(self, text: str) -> None:
         self._begin("reasoning")
@@ -715,7 +761,7 @@ class Terminal:
 
     def finish(self, answer: str = "") -> None:
         """End the open line. An answer that was not streamed (the fuse's sentence) is written."""
-        if answer and self._kind != "content":
+        if answer and (self._kind != "content" or self.piped and not self._poured):
             self._waiting = printable(answer)
         self._pour(sys.stdout)
         self._begin("")
@@ -726,6 +772,7 @@ class Terminal:
             if self._open:
                 self._write("\n", self._open)
             self._kind, self._held, self._since = kind, "", time.monotonic()
+            self._poured = False
 
     def _clean(self, text: str) -> str:
         text = self._held + text
@@ -734,13 +781,15 @@ class Terminal:
         return printable(text[: len(text) - len(self._held)])
 
     def _pour(self, stream: TextIO) -> None:
+        self._poured = self._poured or bool(self._waiting) and stream is sys.stdout
         self._write(self._waiting, stream)
         self._waiting = ""
 
     def _write(self, text: str, stream: TextIO) -> None:
         if text:
-            print(text, end="", file=stream, flush=True)
             self._open = None if text.endswith("\n") else stream
+            with suppress(OSError) if stream is sys.stderr else nullcontext():
+                print(text, end="", file=stream, flush=True)
 
 
 # ------------------------------------------------------------------ the command line
@@ -755,6 +804,8 @@ USAGE = """例子：
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status: 0, 1 (ModelError), 2 (usage) or 130 (Ctrl-C)."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - none was handed to us
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr, sys.stdin):
         if hasattr(stream, "reconfigure"):  # a console that cannot print 🌞 prints ? instead
             stream.reconfigure(errors="replace")
@@ -767,9 +818,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `| head -1` has seen enough
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        if isinstance(error, BrokenPipeError):  # `| head -1` has seen enough
+            return 141
+        notice(f"错误：写不出回答：{error}")
+        return 1
 
 
 def _parser() -> Any:
@@ -804,8 +858,8 @@ def _command(options: Any) -> int:
     if not (question or "").strip():
         notice('没有问题。用法：python react_min.py "问题"（--help 看说明，--demo 看演示）')
         return 2
-    if not options.timeout > 0:
-        notice("--timeout 应当是大于 0 的秒数")
+    if not 0 < options.timeout <= LONGEST_WAIT:
+        notice(f"--timeout 应当是大于 0、不超过 {LONGEST_WAIT:g} 的秒数")
         return 2
     converse(question.strip(), options, base_url=BASE_URL, model=MODEL)
     return 0

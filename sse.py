@@ -32,6 +32,10 @@ class ModelError(RuntimeError):
     short, nothing in the reply. The text is one line that a person can act on."""
 
 
+class ConnectionLost(ModelError):
+    """The connection to the model broke, or was silent for too long."""
+
+
 # ------------------------------------------------------------------ bytes -> events (HTML 9.2.6)
 
 
@@ -91,7 +95,8 @@ def iter_events(chunks: Iterable[bytes]) -> Iterator[Event]:
 
 # ------------------------------------------------------------------ events -> JSON objects
 
-_HEAD = 1 << 20  # bytes of a body kept until its first event, in case it is no event stream at all
+_MAX_EVENT = 64 << 20  # bytes; a body that goes on without an event is not read for ever
+_HEAD = 8 << 20  # bytes of a body kept until its first event, in case it is no event stream at all
 
 
 def parse_sse_stream(response: requests.Response) -> Generator[Json, None, bool]:
@@ -101,11 +106,14 @@ def parse_sse_stream(response: requests.Response) -> Generator[Json, None, bool]
     that is a JSON object, the reply of a server that does not stream, is yielded as that object.
     Raises ModelError for an error that the server reports and for data that is no JSON.
     """
-    head, seen, ended = bytearray(), False, False
+    head, seen, ended, waiting = bytearray(), False, False, 0
 
     def chunks() -> Iterator[bytes]:
-        nonlocal ended
+        nonlocal ended, waiting
         for chunk in _model_bytes(response):
+            waiting += len(chunk)
+            if waiting > _MAX_EVENT:
+                raise ModelError("模型服务发来的数据没有尽头，不是流式回答")
             if not seen and len(head) < _HEAD:
                 head.extend(chunk)
             yield chunk
@@ -113,7 +121,7 @@ def parse_sse_stream(response: requests.Response) -> Generator[Json, None, bool]
         yield b"\n\n"  # only a clean end comes here: let go of an event without its blank line
 
     for event in iter_events(chunks()):
-        seen = True
+        seen, waiting = True, 0
         texts = [event.data]
         for data in texts:
             try:
@@ -142,6 +150,20 @@ def parse_sse_stream(response: requests.Response) -> Generator[Json, None, bool]
     return False
 
 
+class PlainSession(requests.Session):
+    """A session that sends no password from ~/.netrc and follows no redirect by itself.
+
+    subtle: requests reads the whole body of a redirect, even where it is told not to follow it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.auth = lambda request: request  # with an `auth`, requests asks no ~/.netrc
+
+    def get_redirect_target(self, resp: requests.Response) -> None:
+        return None
+
+
 def read_bytes(response: requests.Response) -> Iterator[bytes]:
     """The body as it arrives, decompressed: each read returns what is there.
 
@@ -159,23 +181,29 @@ def _model_bytes(response: requests.Response) -> Iterator[bytes]:
     try:
         yield from read_bytes(response)
     except (urllib3.exceptions.ReadTimeoutError, requests.ConnectionError) as error:
-        raise ModelError(f"等不到模型的后续输出，连接超时：{one_line(str(error))}") from error
+        why = f"等不到模型的后续输出，连接超时：{one_line(str(error))}"
+        raise ConnectionLost(why) from error
     except (urllib3.exceptions.HTTPError, requests.RequestException, OSError) as error:
-        raise ModelError(f"回答在中途断开，没有收完：{one_line(str(error))}") from error
+        raise ConnectionLost(f"回答在中途断开，没有收完：{one_line(str(error))}") from error
+
+
+def wait_at_most(response: requests.Response, seconds: float) -> None:
+    """From now on, wait no longer than this for the next bytes of a response."""
+    sock = getattr(getattr(response.raw, "connection", None), "sock", None)
+    if sock is not None:
+        sock.settimeout(seconds)
 
 
 def _drain(response: requests.Response) -> None:
     """Take the rest of a body after `[DONE]` if it is already here, so that the next round finds
     the connection free; a server that stays silent is not waited for."""
-    sock = getattr(getattr(response.raw, "connection", None), "sock", None)
-    if sock is None:
-        return
-    timeout = sock.gettimeout()
+    connection = getattr(response.raw, "connection", None)
+    wait_at_most(response, 0.05)
     try:
-        sock.settimeout(0.05)
         for _, _ in zip(range(8), read_bytes(response)):
             pass
-        sock.settimeout(timeout)
+        if connection is not None and connection.sock is not None:
+            connection.sock.settimeout(connection.timeout)
     except (urllib3.exceptions.HTTPError, OSError):
         pass  # urllib3 has closed the connection: the next round opens another
 
@@ -204,7 +232,7 @@ def _is_text(value: Any) -> bool:
 
 def server_words(body: str) -> str:
     """What a server says in the body of an error, in whatever shape, as one short line."""
-    return one_line(_words(_json_or_none(body)) or re.sub(r"<[^<>]*>", " ", body[:8192]))
+    return one_line(_words(_json_or_none(body)) or re.sub(r"<[^<>]*>", " ", body))
 
 
 def _words(value: Any, depth: int = 6) -> str:
@@ -223,7 +251,7 @@ def _words(value: Any, depth: int = 6) -> str:
 
 def one_line(text: str, limit: int = 300) -> str:
     """`text` with its white space folded, and cut visibly after `limit` characters."""
-    text = " ".join(text[: 4 * limit].split())
+    text = " ".join(text.split())
     return text if len(text) <= limit else text[:limit] + "…"
 
 
@@ -249,12 +277,16 @@ def iter_deltas(response: requests.Response) -> Iterator[Delta]:
     Raises ModelError if the stream ends before the message does: a message is whole when
     `finish_reason` or `[DONE]` has come, and only then.
     """
-    done = complete = streamed = False
+    done = complete = streamed = unfinished = False
     first_index: int | None = None
 
     def chunks() -> Iterator[Json]:
         nonlocal done
-        done = yield from parse_sse_stream(response)
+        try:
+            done = yield from parse_sse_stream(response)
+        except ConnectionLost:
+            if not (complete and unfinished):
+                raise
 
     choices = (chunk["choices"][0] for chunk in chunks() if _has_choice(chunk))
     for number, choice in enumerate(choices):
@@ -270,6 +302,10 @@ def iter_deltas(response: requests.Response) -> Iterator[Delta]:
         finish_reason = _text(choice.get("finish_reason"))
         if finish_reason == "error":
             raise ModelError(f"模型服务报错：{one_line(_words(choice))}")
+        # subtle: where every chunk has a finish_reason it says nothing about the end
+        unfinished = unfinished or not finish_reason
+        if finish_reason and not complete and unfinished:
+            wait_at_most(response, 2.0)  # for [DONE] and usage; the message itself is whole
         complete = complete or bool(finish_reason)
         if (
             not isinstance(delta, dict) or delta.get("role") == "tool"
@@ -326,6 +362,10 @@ def split_thinking(deltas: Iterable[Delta]) -> Iterator[Delta]:
             yield delta if text == delta.content else delta._replace(content=text)
             continue
         head = text.lstrip()
+        if where == "head" and not head:
+            held = ""
+            yield delta if text == delta.content else delta._replace(content=text)
+            continue
         if where == "head" and head.startswith(_OPEN):
             where, text = "thinking", head[len(_OPEN) :]
         elif where == "head" and not _OPEN.startswith(head):
@@ -388,10 +428,10 @@ class ToolCalls:
         if call_id:
             call["id"] = call["id"] or call_id  # an id that changes half-way: the first one counts
             self._by_id[call_id] = call
-        if arguments:
-            call["function"]["arguments"].append(arguments)
         if name:
             call["function"]["name"] = _longer_name(call["function"], name)
+        if arguments:
+            call["function"]["arguments"].append(arguments)
         for (
             key,
             value,
@@ -409,9 +449,7 @@ class ToolCalls:
         if call is None or not name:
             return call
         so_far = call["function"]["arguments"]
-        complete = (
-            so_far[-1:] and so_far[-1].rstrip()[-1:] == "}" and is_json_object("".join(so_far))
-        )
+        complete = _ends_object(so_far) and is_json_object("".join(so_far))
         if known:  # the same id twice: another call only if it stands at another index
             opens = complete and index is not None and self._at.get(index) is not call
         elif not call["function"]["name"] and not (call_id and call["id"]):  # the name came late
@@ -443,6 +481,11 @@ class ToolCalls:
             ids.add(call["id"])
             calls.append(call)
         return calls
+
+
+def _ends_object(pieces: list[str]) -> bool:
+    """Whether joining the pieces is worth while, since names may come with every piece."""
+    return bool(pieces) and pieces[0].lstrip()[:1] == "{" and pieces[-1].rstrip()[-1:] == "}"
 
 
 def _longer_name(function: Json, name: str) -> str:

@@ -26,7 +26,7 @@ from typing import (
     Callable,
     NamedTuple,
 )
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, quote, urljoin, urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
@@ -34,7 +34,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
-from sse import Json, new_id, read_bytes
+from sse import Json, PlainSession, new_id, read_bytes
 
 
 class Tool(NamedTuple):
@@ -382,6 +382,7 @@ TOOL_MAP = {tool.definition["function"]["name"]: tool for tool in TOOLS}
 # ------------------------------------------------------------------ the web
 
 MAX_BODY = 2 << 20  # bytes of a page after decompression
+MAX_HOPS = 6  # requests for one page: the first, and five redirects
 
 
 class Page(NamedTuple):
@@ -407,26 +408,34 @@ def fetch(
     into a read time-out. Raises ToolError.
     """
     deadline = time.monotonic() + seconds
-    body = bytearray()
     try:
         with WebSession() as web:
-            response = web.request(
-                method, url, headers=headers, json=json, timeout=(5, seconds), stream=True
-            )
-            for chunk in read_bytes(response):
-                body += chunk
-                if len(body) > MAX_BODY or time.monotonic() > deadline:
-                    break
-            kind = response.headers.get("Content-Type", "")
-            response.close()
-            return Page(response.url, response.status_code, kind, bytes(body[:MAX_BODY]))
+            for _ in range(MAX_HOPS):
+                options: Json = {"headers": headers, "json": json, "timeout": (5, seconds)}
+                with web.request(method, url, stream=True, **options) as response:
+                    onward = response.headers.get("Location") if response.is_redirect else None
+                    if onward is None or method != "GET":
+                        kind = response.headers.get("Content-Type", "")
+                        body = _limited_body(response, deadline)
+                        return Page(response.url, response.status_code, kind, body)
+                    # by hand: requests would read the body of each hop, however long it is
+                    onward = onward.encode("latin-1").decode("utf-8", "replace")
+                    url = urljoin(response.url, onward)
+            raise ToolError(f"{_split_url(url).hostname} 重定向次数太多")
     except (requests.RequestException, HTTPError, UnicodeError, ValueError, OSError) as error:
         raise ToolError(f"{_split_url(url).hostname or url[:100]} {_why_failed(error)}") from None
 
 
+def _limited_body(response: requests.Response, deadline: float) -> bytes:
+    body = bytearray()
+    for chunk in read_bytes(response):
+        body += chunk
+        if len(body) > MAX_BODY or time.monotonic() > deadline:
+            break
+    return bytes(body[:MAX_BODY])
+
+
 def _why_failed(error: Exception) -> str:
-    if isinstance(error, requests.TooManyRedirects):
-        return "重定向次数太多"
     if isinstance(error, (requests.Timeout, socket.timeout)) or "timed out" in str(error):
         return "访问超时"
     if isinstance(error, (requests.exceptions.InvalidSchema, requests.exceptions.InvalidURL)):
@@ -438,20 +447,15 @@ def _why_failed(error: Exception) -> str:
     return "无法访问"
 
 
-class WebSession(requests.Session):
+class WebSession(PlainSession):
     """A session for addresses that a model or a page has chosen."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.max_redirects = 5
         self.headers["User-Agent"] = "Mozilla/5.0 (compatible; react_min)"
         self.headers["Accept-Encoding"] = "gzip, deflate"
-        self.auth = lambda request: request  # no password from ~/.netrc
         for scheme in ("http://", "https://"):
             self.mount(scheme, GuardedAdapter())
-
-    def rebuild_auth(self, prepared_request: Any, response: Any) -> None:
-        """Nor at a redirect."""
 
 
 class GuardedAdapter(HTTPAdapter):
@@ -543,7 +547,8 @@ def _judged_addresses(host: str, port: int | None) -> list[str]:
 
 
 NOT_PUBLIC = [ip_network(net) for net in ("192.0.0.0/24", "192.88.99.0/24", "168.63.129.16/32")]
-NAT64, SIXTOFOUR = ip_network("64:ff9b::/96"), ip_network("2002::/16")
+NOT_PUBLIC += [ip_network(net) for net in ("2002::/16", "3fff::/20")]  # 6to4, documentation
+NAT64 = ip_network("64:ff9b::/96")
 GLOBAL_V6 = ip_network("2000::/3")
 
 
@@ -557,7 +562,8 @@ def is_public(ip: Any) -> bool:
         if ip.ipv4_mapped or ip in NAT64:
             return is_public(IPv4Address(int(ip) & 0xFFFFFFFF))
         isatap = (int(ip) >> 32) & 0xFFFFFFFF in (0x5EFE, 0x02005EFE)
-        return ip in GLOBAL_V6 and ip not in SIXTOFOUR and ip.is_global and not isatap
+        if ip not in GLOBAL_V6 or isatap:
+            return False
     return ip.is_global and not ip.is_multicast and not any(ip in net for net in NOT_PUBLIC)
 
 
@@ -810,7 +816,7 @@ def fit_arguments(definition: Json, arguments: Json) -> tuple[Json, list[str]]:
 
     Raises BadArguments, with a sentence for the model, for what cannot be mended without loss.
     """
-    schema = definition["function"].get("parameters") or {}
+    schema = _schema_of(definition)
     properties: Json = schema.get("properties") or {}
     if "properties" not in schema or schema.get("additionalProperties"):
         return arguments, []
@@ -818,22 +824,32 @@ def fit_arguments(definition: Json, arguments: Json) -> tuple[Json, list[str]]:
         inner = arguments.get(wrapper)
         if isinstance(inner, dict) and not properties.keys() & arguments.keys():
             arguments = inner
-    required = schema.get("required") or []
+    required = schema.get("required")
+    required = required if isinstance(required, list) else []
     fitting = {}
     for key, value in arguments.items():
         if key in properties and (value is not None or key in required):
-            fitting[key] = _coerce(key, value, properties[key] or {})
+            fitting[key] = _coerce(key, value, properties[key])
     missing = [key for key in required if key not in fitting]
     if missing:
         raise BadArguments(f"缺少参数 {'、'.join(missing)}")
     return fitting, [key for key in arguments if key not in properties]
 
 
-def _coerce(key: str, value: Any, schema: Json) -> Any:
-    """`value` in the declared type, if it says the same there: "5" for 5, but not "5 items"."""
+def _schema_of(definition: Json) -> Json:
+    schema = definition["function"].get("parameters")
+    return schema if isinstance(schema, dict) else {}
+
+
+def _coerce(key: str, value: Any, schema: Any) -> Any:
+    """`value` in the declared type, if it says the same there: "5" for 5, but not "5 items".
+
+    What a schema says in other forms (anyOf, $ref, true) is not checked.
+    """
+    schema = schema if isinstance(schema, dict) else {}
     kinds = schema.get("type")
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if kinds and all(kind in JSON_TYPES or kind == "null" for kind in kinds):
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if all(isinstance(kind, str) and kind in [*JSON_TYPES, "null"] for kind in kinds):
         for kind in kinds:
             found = value
             if kind == "string" and _is_a(value, "number"):
@@ -852,7 +868,7 @@ def _coerce(key: str, value: Any, schema: Json) -> Any:
             raise BadArguments(
                 f"参数 {key} 应为 {'/'.join(kinds)} 类型，收到的是 {_json(value)[:100]}"
             )
-    if "enum" in schema and value not in schema["enum"]:
+    if isinstance(schema.get("enum"), list) and value not in schema["enum"]:
         raise BadArguments(f"参数 {key} 只能是 {_json(schema['enum'])[:300]} 之一")
     return value
 
@@ -883,11 +899,12 @@ def execute_tool_call(call: Json, tool_map: Mapping[str, Tool] = TOOL_MAP) -> st
     Never raises for a fault of the model or the tool: a model that reads what was wrong can mend
     its next call.
     """
-    function = call.get("function") or {}
+    function = call.get("function")
+    function = function if isinstance(function, dict) else {}
     name = str(function.get("name") or "").partition("<|")[0].strip()  # a template's token stuck on
     tool = tool_map.get(name)
     if tool is None:
-        return f"未找到工具 {name}。可用的工具：{'、'.join(tool_map) or '无'}"
+        return as_data(f"未找到工具 {_clip(name, 100)}。可用的工具：{'、'.join(tool_map) or '无'}")
     arguments = read_arguments(function.get("arguments"))
     if arguments is None:
         text = _clip(str(function.get("arguments")), 500)
@@ -900,13 +917,20 @@ def execute_tool_call(call: Json, tool_map: Mapping[str, Tool] = TOOL_MAP) -> st
     except (
         BaseException
     ) as error:  # SystemExit too: the fault of one call is not that of the others
-        return as_data(f"工具执行失败: {str(error) or type(error).__name__}")
+        return as_data(f"工具执行失败: {_error_text(error)}")
     ignored = f"\n（已忽略未知参数：{as_data('、'.join(unknown))}）" if unknown else ""
     return result + ignored
 
 
+def _error_text(error: BaseException) -> str:
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # an exception that cannot even be printed
+        return type(error).__name__
+
+
 def _usage(tool: Tool) -> str:
-    schema = tool.definition["function"].get("parameters") or {}
+    schema = _schema_of(tool.definition)
     return "一个 JSON 对象，格式：" + _clip(_json(schema.get("properties") or {}), 800)
 
 
@@ -942,7 +966,7 @@ def _json(value: Any) -> str:
 # strings, compiled at their first use, so that the module is imported fast
 _BLOCK = (
     r"(?ms)^[ \t]*(?:<(tool_call|tools|tool_response)>(.*?)(?:</\1>|\Z)"
-    r"|```\w*[ \t]*\n(.*?)(?:^[ \t]*```|\Z)"
+    r"|```(?:json|xml|tool_\w+)?[ \t]*\n(.*?)(?:^[ \t]*```|\Z)"
     r"|(<function=.*?(?:</function>|\Z)))\s*"
 )
 _MAY_BE_CALL = (
@@ -965,8 +989,8 @@ def showable(content: str, shown: int) -> int:
 def calls_in_text(content: str, tools: Iterable[Tool]) -> tuple[str, list[Json]]:
     """Calls that a small model has written as text: (the text before them, the calls).
 
-    A call is only what is the whole reply, or marked blocks that end it, and names known tools.
-    The same syntax inside prose is a quotation.
+    A call is only what is the whole reply, or tagged blocks that end it, and names known tools.
+    The same syntax inside prose is a quotation, and so is a fence after prose.
     """
     names = {tool.definition["function"]["name"] for tool in tools}
     whole = content.strip("` \n")  # small models also leave half of a fence
@@ -974,6 +998,8 @@ def calls_in_text(content: str, tools: Iterable[Tool]) -> tuple[str, list[Json]]
     start = blocks[0].start() if blocks else 0
     if blocks and sum(len(block[0]) for block in blocks) != len(content) - start:
         return content, []  # prose after or between the blocks
+    if content[:start].strip() and content.startswith("```", start):
+        return content, []
     calls: list[Json] = []
     for tag, *payload in [block.groups("") for block in blocks] or [("", whole)]:
         if tag == "tool_response":  # a result that the model made up: no call, and no answer either
@@ -996,7 +1022,7 @@ def copies_result(content: str, last: Mapping[str, Any]) -> bool:
     except (ValueError, RecursionError):
         return False
     strings = re.findall(r'"(?:[^"\\]|\\.)*"', text)
-    return bool(strings) and all(string in last["content"] for string in strings)
+    return bool(strings) and all(string in str(last.get("content")) for string in strings)
 
 
 def _read_calls(text: str) -> list[Json]:
@@ -1004,12 +1030,9 @@ def _read_calls(text: str) -> list[Json]:
 
     What follows a call as JSON that is no call is a result that the model has made up: left out.
     """
-    calls = []
-    for name, body in re.findall(r"(?s)<function=([\w.-]+)>(.*?)(?:</function>|\Z)", text):
-        pairs = re.findall(r"(?s)<parameter=([\w.-]+)>\n?(.*?)\n?</parameter>", body)
-        calls.append(_call(name, dict(pairs)))
-    if calls:
-        return calls
+    if text.lstrip().startswith("<function="):
+        return _read_xml_calls(text)
+    calls: list[Json] = []
     decoder, at = json.JSONDecoder(strict=False), 0
     try:
         while at < len(text):
@@ -1022,17 +1045,52 @@ def _read_calls(text: str) -> list[Json]:
             if doubled and not text.startswith("}", at):
                 return []
             at += doubled
-            inner = value.get("function")
-            value = inner if isinstance(inner, dict) else value
-            arguments = value.get("arguments", value.get("parameters"))
-            if "name" not in value and calls:
-                continue
-            if read_arguments(arguments) is None:
+            call = _read_json_call(value)
+            if call:
+                calls.append(call)
+            elif not calls or "name" in value:
                 return []
-            calls.append(_call(str(value.get("name")), arguments))
-    except (ValueError, RecursionError, AttributeError):
+    except (ValueError, RecursionError, TypeError):
         return []
     return calls
+
+
+def _read_json_call(value: Any) -> Json | None:
+    """The call that a JSON value is, in the protocol's form or without its envelope."""
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    if not isinstance(value, dict) or value.keys() - {
+        "id",
+        "type",
+        "name",
+        "arguments",
+        "parameters",
+    }:
+        return None  # data that happens to have a name, or a tool's declaration
+    arguments = value.get("arguments", value.get("parameters"))
+    found = None if arguments is None else read_arguments(arguments)
+    if found is None or found.get("type") == "object" and "properties" in found:
+        return None
+    return _call(str(value.get("name")), arguments)
+
+
+def _read_xml_calls(text: str) -> list[Json]:
+    """`<function=name><parameter=key>value</parameter></function>`, each closed, nothing beside."""
+    *parts, rest = text.split("</function>")
+    calls = []
+    for part in parts:
+        name, _, body = part.strip().partition(">")
+        *pairs, left = body.split("</parameter>")
+        arguments = {}
+        for pair in pairs:
+            key, mark, value = pair.strip().partition(">")
+            if not re.fullmatch(r"<parameter=[\w.-]+", key) or not mark:
+                return []
+            arguments[key[len("<parameter=") :]] = value.strip("\n")
+        if not re.fullmatch(r"<function=[\w.-]+", name) or left.strip():
+            return []
+        calls.append(_call(name[len("<function=") :], arguments))
+    return [] if rest.strip() else calls
 
 
 def _call(name: str, arguments: Any) -> Json:
