@@ -168,12 +168,14 @@ def test_the_endless_body_of_a_busy_server_is_not_read(monkeypatch):
         assert time.monotonic() - begun < 10
 
 
-def test_the_body_of_an_error_is_read_for_a_few_seconds_only():
-    drip = wire.Reply([b"x"] * 200, 500, {"Content-Type": "text/plain"}, gap=0.1)
-    with wire.server([drip]) as server:
+@pytest.mark.parametrize("how", [{"gap": 0.1}, {"end": "hang"}], ids=["drips", "hangs"])
+def test_the_body_of_an_error_is_read_for_a_few_seconds_only(how):
+    pieces = [b"x"] * (200 if "gap" in how else 1)  # twenty seconds of drip, or silence
+    reply = wire.Reply(pieces, 500, {"Content-Type": "text/plain"}, **how)
+    with wire.server([reply]) as server:
         begun = time.monotonic()
         assert "500" in error_of(server)
-        assert time.monotonic() - begun < 12  # twenty seconds of body
+        assert time.monotonic() - begun < 12
 
 
 def test_a_stream_without_an_event_is_not_read_for_ever(monkeypatch):
