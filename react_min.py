@@ -54,7 +54,6 @@ from sse import (
     iter_deltas,
     new_id,
     one_line,
-    parse_sse_stream,
     read_bytes,
     server_words,
     split_thinking,
@@ -74,7 +73,6 @@ from tools import (
 
 __all__ = ["ModelError", "call_model_stream", "execute_tool_call", "main", "run_agent"]
 __all__ += ["BASE_URL", "MODEL", "SYSTEM_PROMPT", "MAX_TOOL_ROUNDS", "TOOLS", "TOOL_MAP"]
-__all__ += ["parse_sse_stream"]
 
 # §6: four short sentences; the second shows a small model the way from get_news to read_url.
 SYSTEM_PROMPT = """你是一个会使用工具的中文助手。
@@ -760,10 +758,11 @@ class Terminal:
         self._write(printable(line) + "\n", sys.stderr)
 
     def finish(self, answer: str = "") -> None:
-        """End the open line. An answer that was not streamed (the fuse's sentence) is written."""
+        """End the open line. An answer that was not streamed (the fuse's sentence) is written;
+        without an answer, what still waits for a pipe is half of one and does not go there."""
         if answer and (self._kind != "content" or self.piped and not self._poured):
             self._waiting = printable(answer)
-        self._pour(sys.stdout)
+        self._pour(sys.stdout if answer or not self.piped else sys.stderr)
         self._begin("")
 
     def _begin(self, kind: str) -> None:

@@ -307,9 +307,8 @@ def iter_deltas(response: requests.Response) -> Iterator[Delta]:
         if finish_reason and not complete and unfinished:
             wait_at_most(response, 2.0)  # for [DONE] and usage; the message itself is whole
         complete = complete or bool(finish_reason)
-        if (
-            not isinstance(delta, dict) or delta.get("role") == "tool"
-        ):  # the result of a tool that the server itself has run
+        # "tool" is the result of a tool that the server itself has run
+        if not isinstance(delta, dict) or delta.get("role") == "tool":
             delta = {}
         yield _read_delta(delta, finish_reason)
     if not done and not complete:
@@ -356,13 +355,9 @@ def split_thinking(deltas: Iterable[Delta]) -> Iterator[Delta]:
     where, held, ticks = "head", "", 0  # head, thinking, answer, done; what may become a tag; `
     for delta in deltas:
         text, thought, misfiled = held + delta.content, "", False
-        if where == "done" or where == "answer" and "<" not in text:
+        head = text.lstrip() if where == "head" else ""
+        if where == "done" or where == "answer" and "<" not in text or where == "head" and not head:
             ticks += text.count("`")
-            held = ""
-            yield delta if text == delta.content else delta._replace(content=text)
-            continue
-        head = text.lstrip()
-        if where == "head" and not head:
             held = ""
             yield delta if text == delta.content else delta._replace(content=text)
             continue
@@ -432,10 +427,8 @@ class ToolCalls:
             call["function"]["name"] = _longer_name(call["function"], name)
         if arguments:
             call["function"]["arguments"].append(arguments)
-        for (
-            key,
-            value,
-        ) in piece.items():  # an unknown key (a thought signature) goes back as it came
+        # an unknown key (a thought signature) goes back as it came
+        for key, value in piece.items():
             if value and key not in ("index", "id", "type", "function"):
                 call.setdefault(key, value)
 

@@ -484,9 +484,8 @@ class GuardedConnection(HTTPConnection):
         name, failure = self._dns_host, None
         try:
             for address in _judged_addresses(name, self.port):
-                self._dns_host = (
-                    address  # only for connecting: Host, SNI, certificate keep the name
-                )
+                # only for connecting: Host, SNI and the certificate's check keep the name
+                self._dns_host = address
                 try:
                     return super()._new_conn()
                 except HTTPError as error:

@@ -354,3 +354,11 @@ def test_closed_and_full_outputs_are_no_traceback_and_cost_no_answer(ending, sta
 def test_thinking_before_a_bare_closing_tag_stays_out_of_a_pipe():
     with wire.server([wire.say("秘密思考</think>答案")]) as server:
         assert command(server, f'"{sys.executable}" react_min.py hi').stdout.decode() == "答案\n"
+
+
+def test_half_an_answer_does_not_reach_a_pipe():
+    half = wire.sse(wire.chunk({"content": "半个回答"}), done=False)
+    with wire.server([half]) as server:
+        done = command(server, f'"{sys.executable}" react_min.py hi')
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert "半个回答" in done.stderr.decode() and "中途断开" in done.stderr.decode()
