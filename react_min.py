@@ -721,12 +721,9 @@ def printable(text: str) -> str:
 class Terminal:
     """Writes a run as it comes: the answer to standard output, all else to standard error.
 
-    Into a pipe goes the answer alone. But whether text is the answer is known only when no call
-    follows it (§4.2). So in a pipe the text of a round waits PATIENCE seconds for a call, which
-    would make it a remark; then it flows, since a reader of the pipe wants to see it live.
+    Whether text is the answer is known only when no call has followed it (§4.2). A person sees it
+    at once all the same; a pipe, which must get the answer and nothing else, when it is whole.
     """
-
-    PATIENCE = 0.2
 
     def __init__(self) -> None:
         self.piped = not sys.stdout.isatty()
@@ -734,8 +731,7 @@ class Terminal:
         self._kind = ""  # of the text that is being written: reasoning, content, or none
         self._open: TextIO | None = None  # where a line was begun and not ended
         self._held = ""  # the beginning of an escape sequence
-        self._waiting, self._since = "", 0.0
-        self._poured = False  # whether text of this round has reached standard output
+        self._unsaid = ""  # text that a pipe has not got
 
     def on_reasoning(self, text: str) -> None:
         self._begin("reasoning")
@@ -744,45 +740,43 @@ class Terminal:
 
     def on_content(self, text: str) -> None:
         self._begin("content")
-        self._waiting += self._clean(text)
-        if not self.piped or time.monotonic() - self._since > self.PATIENCE:
-            self._pour(sys.stdout)
+        if self.piped:
+            self._unsaid += text
+        else:
+            self._write(self._clean(text), sys.stdout)
 
     def on_tool_call(self, line: str) -> None:
-        self._pour(sys.stderr)  # what has waited until now is a remark beside the calls
         self._begin("")
-        self._write(printable(line) + "\n", sys.stderr)
+        remark, self._unsaid = self._unsaid, ""
+        self._write(printable(f"{remark}\n{line}\n" if remark else f"{line}\n"), sys.stderr)
 
     def on_tool_result(self, line: str) -> None:
         line = line if len(line) <= 600 else f"{line[:600]}…（共 {len(line)} 字）"
         self._write(printable(line) + "\n", sys.stderr)
 
     def finish(self, answer: str = "") -> None:
-        """End the open line. An answer that was not streamed (the fuse's sentence) is written;
-        without an answer, what still waits for a pipe is half of one and does not go there."""
-        if answer and (self._kind != "content" or self.piped and not self._poured):
-            self._waiting = printable(answer)
-        self._pour(sys.stdout if answer or not self.piped else sys.stderr)
-        self._begin("")
+        """End the open line, and write the answer if it was not streamed."""
+        streamed = self._kind == "content" and not self.piped
+        if answer and not streamed:
+            self._begin("")
+            self._write(printable(answer), sys.stdout)
+        self._end_line()
 
     def _begin(self, kind: str) -> None:
         """What follows is of another kind, and begins on a line of its own."""
         if kind != self._kind:
-            if self._open:
-                self._write("\n", self._open)
-            self._kind, self._held, self._since = kind, "", time.monotonic()
-            self._poured = False
+            self._end_line()
+            self._kind, self._held = kind, ""
+
+    def _end_line(self) -> None:
+        if self._open:
+            self._write("\n", self._open)
 
     def _clean(self, text: str) -> str:
         text = self._held + text
         found = re.search(UNFINISHED, text)
         self._held = text[found.start() :] if found else ""
         return printable(text[: len(text) - len(self._held)])
-
-    def _pour(self, stream: TextIO) -> None:
-        self._poured = self._poured or bool(self._waiting) and stream is sys.stdout
-        self._write(self._waiting, stream)
-        self._waiting = ""
 
     def _write(self, text: str, stream: TextIO) -> None:
         if text:

@@ -17,6 +17,7 @@ import wire
 ROOT = Path(__file__).resolve().parent.parent
 POSIX = pytest.mark.skipif(os.name == "nt", reason="POSIX signals and terminals")
 COMMAND = [sys.executable, "react_min.py"]
+THOUGHT = wire.sse(wire.chunk({"reasoning_content": "想一想"}), done=False)
 HALF = wire.sse(wire.chunk({"content": "等一等"}), done=False)
 TIME = wire.calls([("get_time", {}, "t")], content="我看看。")
 
@@ -230,7 +231,7 @@ sys.exit(react_min.main(["hi"]))
     "command, reply, heard",
     [
         (COMMAND + ["hi"], wire.Reply([], wait=20), None),
-        (COMMAND + ["hi"], wire.Reply([HALF], end="hang"), "等一等"),
+        (COMMAND + ["hi"], wire.Reply([THOUGHT, HALF], end="hang"), "想一想"),
         ([sys.executable, "-c", HANGING_TOOL], wire.calls([("get_time", {})]), "调用工具"),
     ],
     ids=["waiting", "streaming", "tool hanging"],
@@ -268,8 +269,7 @@ def test_a_reader_that_closes_early_ends_the_process():
     def pieces():
         yield HALF
         gate.wait(10)
-        for _ in range(50):
-            yield HALF
+        yield wire.say("完")
 
     with wire.server([wire.Reply(pieces())]) as server:
         both = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -366,26 +366,17 @@ def test_on_a_terminal_everything_streams_as_it_comes():
     assert status == 0 and text.endswith("\n一二三\n")
 
 
-@POSIX
-def test_a_pipe_too_gets_a_long_answer_as_it_comes():
-    gate = threading.Event()
-
+def test_a_slow_remark_before_a_call_stays_out_of_a_pipe():
     def pieces():
-        yield wire.sse(wire.chunk({"content": "一"}), done=False)
-        time.sleep(0.4)
-        yield wire.sse(wire.chunk({"content": "二"}), done=False)
-        gate.wait(5)
-        yield wire.sse(wire.chunk({"content": "三"}), wire.chunk({}, "stop"))
+        for letter in "我先看看":
+            yield wire.sse(wire.chunk({"content": letter}), done=False)
+            time.sleep(0.2)
+        yield wire.calls([("get_time", {}, "t")])
 
-    with wire.server([wire.Reply(pieces())]) as server:
-        command = [*COMMAND, "hi"]
-        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        process = subprocess.Popen(command, cwd=ROOT, env=environment(server), **pipe)
-        early = os.read(process.stdout.fileno(), 100)
-        in_time = not gate.is_set()
-        gate.set()
-        rest = process.communicate(timeout=10)[0]
-    assert in_time and early.decode() == "一二" and rest.decode() == "三\n"
+    with wire.server([wire.Reply(pieces()), wire.say("三点")]) as server:
+        status, out, err = run("几点？", server=server)
+    assert (status, out.decode()) == (0, "三点\n")
+    assert err.decode().startswith("我先看看\n调用工具 get_time({})\n")
 
 
 @POSIX

@@ -361,4 +361,4 @@ def test_half_an_answer_does_not_reach_a_pipe():
     with wire.server([half]) as server:
         done = command(server, f'"{sys.executable}" react_min.py hi')
     assert (done.returncode, done.stdout) == (1, b"")
-    assert "半个回答" in done.stderr.decode() and "中途断开" in done.stderr.decode()
+    assert "中途断开" in done.stderr.decode()
