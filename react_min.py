@@ -721,17 +721,21 @@ def printable(text: str) -> str:
 class Terminal:
     """Writes a run as it comes: the answer to standard output, all else to standard error.
 
-    Whether text is the answer is known only when no call has followed it (§4.2). A person sees it
-    at once all the same; a pipe, which must get the answer and nothing else, when it is whole.
+    Into a pipe goes the answer alone. But whether text is the answer is known only when no call
+    follows it (§4.2). So there the text of a round waits PATIENCE seconds for a call, which would
+    make it a remark; then it flows, since a reader of the pipe wants to see it live.
     """
 
+    PATIENCE = 0.2
+
     def __init__(self) -> None:
-        self.piped = not sys.stdout.isatty()
+        self.patience = -1.0 if sys.stdout.isatty() else self.PATIENCE
         self.dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-        self._kind = ""  # of the text that is being written: reasoning, content, or none
+        self._kind, self._since = "", 0.0  # of what is being written: reasoning, content, or none
         self._open: TextIO | None = None  # where a line was begun and not ended
         self._held = ""  # the beginning of an escape sequence
-        self._unsaid = ""  # text that a pipe has not got
+        self._waiting = ""  # text that may be a remark
+        self._streamed = False  # whether text of this round has reached standard output
 
     def on_reasoning(self, text: str) -> None:
         self._begin("reasoning")
@@ -740,43 +744,44 @@ class Terminal:
 
     def on_content(self, text: str) -> None:
         self._begin("content")
-        if self.piped:
-            self._unsaid += text
-        else:
-            self._write(self._clean(text), sys.stdout)
+        self._waiting += self._clean(text)
+        if time.monotonic() - self._since > self.patience:
+            self._streamed = self._streamed or bool(self._waiting)
+            self._write_waiting(sys.stdout)
 
     def on_tool_call(self, line: str) -> None:
+        self._write_waiting(sys.stderr)
         self._begin("")
-        remark, self._unsaid = self._unsaid, ""
-        self._write(printable(f"{remark}\n{line}\n" if remark else f"{line}\n"), sys.stderr)
+        self._write(printable(line) + "\n", sys.stderr)
 
     def on_tool_result(self, line: str) -> None:
         line = line if len(line) <= 600 else f"{line[:600]}…（共 {len(line)} 字）"
         self._write(printable(line) + "\n", sys.stderr)
 
     def finish(self, answer: str = "") -> None:
-        """End the open line, and write the answer if it was not streamed."""
-        streamed = self._kind == "content" and not self.piped
-        if answer and not streamed:
-            self._begin("")
-            self._write(printable(answer), sys.stdout)
-        self._end_line()
+        """End the open line. Without an answer (an error, Ctrl-C) what still waits is half of one,
+        and dropped; an answer that was not streamed (the fuse's sentence) is written."""
+        self._waiting = self._waiting if answer and self._streamed else printable(answer)
+        self._write_waiting(sys.stdout)
+        self._begin("")
 
     def _begin(self, kind: str) -> None:
         """What follows is of another kind, and begins on a line of its own."""
         if kind != self._kind:
-            self._end_line()
-            self._kind, self._held = kind, ""
-
-    def _end_line(self) -> None:
-        if self._open:
-            self._write("\n", self._open)
+            if self._open:
+                self._write("\n", self._open)
+            self._kind, self._since = kind, time.monotonic()
+            self._held, self._streamed = "", False
 
     def _clean(self, text: str) -> str:
         text = self._held + text
         found = re.search(UNFINISHED, text)
         self._held = text[found.start() :] if found else ""
         return printable(text[: len(text) - len(self._held)])
+
+    def _write_waiting(self, stream: TextIO) -> None:
+        self._write(self._waiting, stream)
+        self._waiting = ""
 
     def _write(self, text: str, stream: TextIO) -> None:
         if text:

@@ -366,17 +366,26 @@ def test_on_a_terminal_everything_streams_as_it_comes():
     assert status == 0 and text.endswith("\n一二三\n")
 
 
-def test_a_slow_remark_before_a_call_stays_out_of_a_pipe():
-    def pieces():
-        for letter in "我先看看":
-            yield wire.sse(wire.chunk({"content": letter}), done=False)
-            time.sleep(0.2)
-        yield wire.calls([("get_time", {}, "t")])
+@POSIX
+def test_a_pipe_too_gets_a_long_answer_as_it_comes():
+    gate = threading.Event()
 
-    with wire.server([wire.Reply(pieces()), wire.say("三点")]) as server:
-        status, out, err = run("几点？", server=server)
-    assert (status, out.decode()) == (0, "三点\n")
-    assert err.decode().startswith("我先看看\n调用工具 get_time({})\n")
+    def pieces():
+        yield wire.sse(wire.chunk({"content": "一"}), done=False)
+        time.sleep(0.4)
+        yield wire.sse(wire.chunk({"content": "二"}), done=False)
+        gate.wait(5)
+        yield wire.sse(wire.chunk({"content": "三"}), wire.chunk({}, "stop"))
+
+    with wire.server([wire.Reply(pieces())]) as server:
+        command = [*COMMAND, "hi"]
+        pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(command, cwd=ROOT, env=environment(server), **pipe)
+        early = os.read(process.stdout.fileno(), 100)
+        in_time = not gate.is_set()
+        gate.set()
+        rest = process.communicate(timeout=10)[0]
+    assert in_time and early.decode() == "一二" and rest.decode() == "三\n"
 
 
 @POSIX
