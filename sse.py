@@ -277,47 +277,55 @@ def iter_deltas(response: requests.Response) -> Iterator[Delta]:
     Raises ModelError if the stream ends before the message does: a message is whole when
     `finish_reason` or `[DONE]` has come, and only then.
     """
-    done = complete = streamed = unfinished = False
-    first_index: int | None = None
+    done = finished = unfinished = False
 
     def chunks() -> Iterator[Json]:
         nonlocal done
         try:
             done = yield from parse_sse_stream(response)
         except ConnectionLost:
-            if not (complete and unfinished):
+            if not (finished and unfinished):
                 raise
 
-    choices = (chunk["choices"][0] for chunk in chunks() if _has_choice(chunk))
-    for number, choice in enumerate(choices):
+    for delta, finish_reason in _one_choice(chunks()):
+        yield _read_delta(delta, finish_reason)
+        # subtle: where every chunk has a finish_reason, it says nothing about the end
+        unfinished = unfinished or not finish_reason
+        if finish_reason and not finished:
+            finished = True
+            if unfinished:
+                wait_at_most(response, 2.0)  # for [DONE] and usage; the message itself is whole
+    if not done and not finished:
+        raise ModelError("回答在中途断开：既没有 finish_reason 也没有 [DONE]，内容不完整，请重试")
+
+
+def _one_choice(chunks: Iterable[Json]) -> Iterator[tuple[Json, str]]:
+    """(delta, finish_reason) of each chunk, as far as it belongs to the first of n > 1 choices."""
+    first_index, streamed = None, False
+    for number, choice in enumerate(filter(None, map(_first_choice, chunks))):
         index = choice.get("index")
         index = index if isinstance(index, int) else 0
         first_index = index if first_index is None else first_index
         if index not in (first_index, first_index + number):  # some servers count the chunks here
             continue
-        delta = choice.get("delta")
-        streamed = streamed or isinstance(delta, dict)
-        if not isinstance(delta, dict):  # `message`: a reply in one piece, or the whole text again
-            delta = {} if streamed else choice.get("message")
         finish_reason = _text(choice.get("finish_reason"))
         if finish_reason == "error":
             raise ModelError(f"模型服务报错：{one_line(_words(choice))}")
-        # subtle: where every chunk has a finish_reason it says nothing about the end
-        unfinished = unfinished or not finish_reason
-        if finish_reason and not complete and unfinished:
-            wait_at_most(response, 2.0)  # for [DONE] and usage; the message itself is whole
-        complete = complete or bool(finish_reason)
+        delta = choice.get("delta")
+        if isinstance(delta, dict):
+            streamed = True
+        elif not streamed:  # a reply in one piece; after deltas it is their text once more
+            delta = choice.get("message")
         # "tool" is the result of a tool that the server itself has run
         if not isinstance(delta, dict) or delta.get("role") == "tool":
             delta = {}
-        yield _read_delta(delta, finish_reason)
-    if not done and not complete:
-        raise ModelError("回答在中途断开：既没有 finish_reason 也没有 [DONE]，内容不完整，请重试")
+        yield delta, finish_reason
 
 
-def _has_choice(chunk: Json) -> bool:
+def _first_choice(chunk: Json) -> Json | None:
     choices = chunk.get("choices")
-    return isinstance(choices, list) and bool(choices) and isinstance(choices[0], dict)
+    first = choices[0] if isinstance(choices, list) and choices else None
+    return first if isinstance(first, dict) else None
 
 
 def _read_delta(delta: Json, finish_reason: str) -> Delta:
@@ -343,47 +351,46 @@ def _text(value: Any, depth: int = 6) -> str:
     return value if isinstance(value, str) else ""
 
 
-_OPEN, _CLOSE = "<think>", "</think>"
-
-
 def split_thinking(deltas: Iterable[Delta]) -> Iterator[Delta]:
     """Move thinking that stands in the content to where it belongs.
 
     That is `<think>…</think>` at the head of a reply, and, where the server's template has already
     opened the block, all that precedes a bare closing tag. Any other tag is the answer's own text.
     """
-    where, held, ticks = "head", "", 0  # head, thinking, answer, done; what may become a tag; `
+    where, held, ticks = "head", "", 0  # head, thinking, answer, done; half a tag; ` seen
     for delta in deltas:
-        text, thought, misfiled = held + delta.content, "", False
-        head = text.lstrip() if where == "head" else ""
-        if where == "done" or where == "answer" and "<" not in text or where == "head" and not head:
-            ticks += text.count("`")
-            held = ""
-            yield delta if text == delta.content else delta._replace(content=text)
+        if where in ("answer", "done") and not held and "<" not in delta.content:  # nearly always
+            ticks += delta.content.count("`")
+            yield delta
             continue
-        if where == "head" and head.startswith(_OPEN):
-            where, text = "thinking", head[len(_OPEN) :]
-        elif where == "head" and not _OPEN.startswith(head):
-            where = "answer"
-        before, tag, after = text.partition(_CLOSE)
-        in_code = where == "answer" and (ticks + before.count("`")) % 2 == 1
-        if tag and not in_code:
-            thought, text, misfiled = before, after, where == "answer"
-            where = "done"
-        held = "" if where == "done" else text if where == "head" else _tag_start(text)
-        text = text[: len(text) - len(held)]
-        ticks += text.count("`")
-        if where == "thinking":
-            thought, text = text, ""
-        yield delta._replace(content=text, reasoning=delta.reasoning + thought, misfiled=misfiled)
+        *whole, last = re.split("(</?think>)", held + delta.content)
+        held = _tag_start(last)
+        content, thought, misfiled = "", "", False
+        for text in (*whole, last[: len(last) - len(held)]):
+            if text == "<think>" and where == "head":
+                where, content = "thinking", ""
+            elif text == "</think>" and where == "thinking":
+                where = "done"
+            elif text == "</think>" and where != "done" and ticks % 2 == 0:  # not inside code
+                where, misfiled = "done", True
+                content, thought = "", thought + content
+            elif where == "thinking":
+                thought += text
+            else:
+                content += text
+                ticks += text.count("`")
+                where = "answer" if where == "head" and text.strip() else where
+        yield delta._replace(
+            content=content, reasoning=delta.reasoning + thought, misfiled=misfiled
+        )
     if held:
         yield Delta(reasoning=held) if where == "thinking" else Delta(content=held)
 
 
 def _tag_start(text: str) -> str:
-    """The end of `text` that may be the beginning of a closing tag."""
+    """The end of `text` that may be the beginning of a tag."""
     tail = text[text.rfind("<") :] if "<" in text else ""
-    return tail if _CLOSE.startswith(tail) else ""
+    return tail if "<think>".startswith(tail) or "</think>".startswith(tail) else ""
 
 
 # ------------------------------------------------------------------ pieces -> tool calls
