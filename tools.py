@@ -411,7 +411,8 @@ def fetch(
     try:
         with WebSession() as web:
             for _ in range(MAX_HOPS):
-                options: Json = {"headers": headers, "json": json, "timeout": (5, seconds)}
+                left = max(deadline - time.monotonic(), 0.01)
+                options: Json = {"headers": headers, "json": json, "timeout": (min(5, left), left)}
                 with web.request(method, url, stream=True, **options) as response:
                     onward = response.headers.get("Location") if response.is_redirect else None
                     if onward is None or method != "GET":
