@@ -881,8 +881,9 @@ def converse(question: str, options: Any, **server: Any) -> None:
         )
     finally:
         terminal.finish(answer)
-    if options.messages:
-        notice(json.dumps(messages, ensure_ascii=False, indent=1))
+    if options.messages:  # §2: a line for each message, together one JSON array
+        lines = (json.dumps(message, ensure_ascii=False) for message in messages)
+        notice("[\n " + ",\n ".join(lines) + "\n]")
 
 
 def demo(options: Any) -> int:
