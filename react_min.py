@@ -51,6 +51,7 @@ from sse import (
     ModelError,
     PlainSession,
     ToolCalls,
+    innermost,
     iter_deltas,
     new_id,
     one_line,
@@ -662,13 +663,13 @@ def _http_error(response: requests.Response, text: str, url: str) -> ModelError:
 
 
 def _why_unreachable(error: Exception, url: str) -> str:
-    text = _without_password(str(error))
+    text, inner = str(error), _without_password(innermost(error))
     if isinstance(error, requests.exceptions.ReadTimeout):
         return f"模型服务一直没有回答（{url}）：等待超时，模型可能还在加载，可用 --timeout 放宽"
     if isinstance(error, requests.exceptions.SSLError):
-        return f"与模型服务的安全连接（TLS）失败（{url}）：{_innermost(error)}"
+        return f"与模型服务的安全连接（TLS）失败（{url}）：{inner}"
     if isinstance(error, requests.exceptions.ProxyError):
-        return f"连不上代理（要访问 {url}）：{_innermost(error)}。请检查 HTTP_PROXY/HTTPS_PROXY"
+        return f"连不上代理（要访问 {url}）：{inner}。请检查 HTTP_PROXY/HTTPS_PROXY"
     if isinstance(error, requests.exceptions.ConnectTimeout):
         why = "连接超时"
     elif "refused" in text:
@@ -676,19 +677,10 @@ def _why_unreachable(error: Exception, url: str) -> str:
     elif re.search(r"NameResolution|getaddrinfo|Name or service|resolve", text):
         why = "找不到这个主机"
     else:
-        why = _innermost(error)
+        why = inner
     return (
         f"连不上模型服务 {url}（{why}）。三个办法：装好 Ollama 后 `ollama pull qwen3:1.7b`；"
         "设置 DASHSCOPE_API_KEY 用阿里云百炼；或先看演示 `python react_min.py --demo`"
-    )
-
-
-def _innermost(error: BaseException) -> str:
-    reason = getattr(error, "reason", None) or (error.args[0] if error.args else None)
-    return (
-        _innermost(reason)
-        if isinstance(reason, BaseException)
-        else one_line(_without_password(str(error)))
     )
 
 

@@ -181,10 +181,10 @@ def _model_bytes(response: requests.Response) -> Iterator[bytes]:
     try:
         yield from read_bytes(response)
     except (urllib3.exceptions.ReadTimeoutError, requests.ConnectionError) as error:
-        why = f"等不到模型的后续输出，连接超时：{one_line(str(error))}"
+        why = f"等不到模型的后续输出，连接超时：{innermost(error)}"
         raise ConnectionLost(why) from error
     except (urllib3.exceptions.HTTPError, requests.RequestException, OSError) as error:
-        raise ConnectionLost(f"回答在中途断开，没有收完：{one_line(str(error))}") from error
+        raise ConnectionLost(f"回答在中途断开，没有收完：{innermost(error)}") from error
 
 
 def wait_at_most(response: requests.Response, seconds: float) -> None:
@@ -247,6 +247,13 @@ def _words(value: Any, depth: int = 6) -> str:
             if value.get(key):
                 return where + _words(value[key], depth - 1)
     return value if isinstance(value, str) else ""
+
+
+def innermost(error: BaseException) -> str:
+    """What lies at the bottom of wrapped exceptions, as one line."""
+    wrapped = [getattr(error, "reason", None), *reversed(error.args)]
+    cause = next((item for item in wrapped if isinstance(item, BaseException)), None)
+    return innermost(cause) if cause else one_line(str(error) or type(error).__name__)
 
 
 def one_line(text: str, limit: int = 300) -> str:
