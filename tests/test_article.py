@@ -238,33 +238,26 @@ def test_4_2_the_streamed_message_is_the_one_of_a_reply_without_streaming():
 # ------------------------------------------------------------------ 4.3: errors are results
 
 
-def call(name, arguments):
-    return {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+def fail(text):
+    raise RuntimeError(f"no {text}")
 
 
-def test_4_3_an_unknown_tool():
-    assert execute_tool_call(call("nobody", "{}")).startswith("未找到工具 nobody")
+THREE = {"echo": ECHO, "fail": tool("fail", fail, text=TEXT), "now": tool("now", lambda: 3)}
 
 
-def test_4_3_arguments_that_are_no_json():
-    result = execute_tool_call(call("echo", '{"text": '), {"echo": ECHO})
-    assert result.startswith('工具参数不是合法 JSON: {"text":')
-
-
-def test_4_3_a_tool_that_fails():
-    def fail(text):
-        raise RuntimeError(f"no {text}")
-
-    failing = {"echo": tool("echo", fail, text=TEXT)}
-    assert execute_tool_call(call("echo", '{"text": "luck"}'), failing) == "工具执行失败: no luck"
-
-
-def test_4_3_no_arguments_are_an_empty_object():
-    assert execute_tool_call(call("now", ""), {"now": tool("now", lambda: "三点")}) == "三点"
-
-
-def test_4_3_what_a_tool_returns_becomes_a_string():
-    assert execute_tool_call(call("now", "{}"), {"now": tool("now", lambda: 3)}) == "3"
+@pytest.mark.parametrize(
+    "name, arguments, first_line",
+    [
+        ("nobody", "{}", "未找到工具 nobody。可用的工具：echo、fail、now"),
+        ("echo", '{"text": ', '工具参数不是合法 JSON: {"text": '),
+        ("fail", '{"text": "luck"}', "工具执行失败: no luck"),
+        ("now", "{}", "3"),  # what a tool returns becomes a string
+        ("now", "", "3"),  # no arguments are an empty object
+    ],
+)
+def test_4_3_whatever_happens_is_a_result(name, arguments, first_line):
+    call = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
+    assert execute_tool_call(call, THREE).split("\n")[0] == first_line
 
 
 # ------------------------------------------------------------------ 4.4: the loop
@@ -284,11 +277,14 @@ def test_4_4_calls_are_told_before_the_tools_start_and_results_as_they_finish():
 
     run_tool = tool("echo", run, text=TEXT)
     replies = [wire.calls(A_AND_B), wire.say("好")]
-    walk(replies, tools=[run_tool], on_tool_call=log.append, on_tool_result=on_result)
+    use = {"tools": [run_tool], "on_tool_call": log.append, "on_tool_result": on_result}
+    _, bodies, _ = walk(replies, **use)
     assert log[:2] == ['调用工具 echo({"text": "a"})', '调用工具 echo({"text": "b"})']
     assert {"run a", "run b"} < set(log[2:])
     results = [line for line in log if line.startswith("工具结果")]
     assert results == ["工具结果 echo → b", "工具结果 echo → a"]
+    paired = [(m["tool_call_id"], m["content"]) for m in bodies[1]["messages"][3:]]
+    assert paired == [("A", "a"), ("B", "b")]  # in call order all the same
 
 
 def test_4_4_without_calls_the_first_reply_is_the_answer():
@@ -296,18 +292,12 @@ def test_4_4_without_calls_the_first_reply_is_the_answer():
     assert answer == "你好" and len(bodies) == 1 and len(messages) == 3
 
 
-def test_4_4_the_fuse_blows_after_five_rounds():
+@pytest.mark.parametrize("options, limit", [({}, 5), ({"max_rounds": 2}, 2)])
+def test_4_4_the_fuse_blows_after_five_rounds_or_as_many_as_the_caller_wants(options, limit):
+    rounds = [wire.calls([("echo", {"text": str(n)})]) for n in range(9)]
+    answer, bodies, _ = walk(rounds, **options)
+    assert answer == f"工具调用超过 {limit} 轮，未能完成任务" and len(bodies) == limit
     assert react_min.MAX_TOOL_ROUNDS == 5
-    rounds = [wire.calls([("echo", {"text": str(n)})]) for n in range(9)]
-    answer, bodies, _ = walk(rounds)
-    assert answer == "工具调用超过 5 轮，未能完成任务"
-    assert len(bodies) == 5
-
-
-def test_4_4_the_number_of_rounds_is_the_callers():
-    rounds = [wire.calls([("echo", {"text": str(n)})]) for n in range(9)]
-    answer, bodies, _ = walk(rounds, max_rounds=2)
-    assert answer == "工具调用超过 2 轮，未能完成任务" and len(bodies) == 2
 
 
 # ------------------------------------------------------------------ 5: parallel and sequential
@@ -323,22 +313,6 @@ def test_5_1_calls_of_one_round_run_at_the_same_time():
     three = wire.calls([("echo", {"text": text}) for text in "abc"])
     _, _, messages = walk([three, wire.say("好")], tools=[tool("echo", meet, text=TEXT)])
     assert [m["content"] for m in messages[3:6]] == ["a", "b", "c"]
-
-
-def test_5_1_results_are_paired_whatever_finishes_first():
-    b_is_done = threading.Event()
-
-    def run(text):
-        assert text == "b" or b_is_done.wait(5)
-        return f"got {text}"
-
-    _, bodies, _ = walk(
-        [wire.calls(A_AND_B), wire.say("好")],
-        tools=[tool("echo", run, text=TEXT)],
-        on_tool_result=lambda line: b_is_done.set(),
-    )
-    results = [(m["tool_call_id"], m["content"]) for m in bodies[1]["messages"][3:]]
-    assert results == [("A", "got a"), ("B", "got b")]
 
 
 def test_5_2_the_next_round_begins_when_the_results_are_there():

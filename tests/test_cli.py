@@ -72,12 +72,6 @@ def test_a_pipe_gets_the_bare_answer_and_all_else_goes_to_standard_error():
     assert "\x1b" not in err.decode()
 
 
-def test_a_call_written_as_text_does_not_reach_the_pipe():
-    written = wire.say('<tool_call>{"name": "get_time", "arguments": {}}</tool_call>')
-    with wire.server([written, wire.say("三点")]) as server:
-        assert run("几点？", server=server)[1].decode().strip() == "三点"
-
-
 def test_the_fuse_reaches_the_pipe():
     rounds = [wire.calls([("nobody", {"n": n})]) for n in range(5)]
     with wire.server(rounds) as server:
@@ -178,18 +172,11 @@ def test_wrong_usage_is_2(arguments):
     ],
     ids=["http", "cut", "stream"],
 )
-def test_an_error_of_the_model_is_1_and_one_line(reply, words):
+def test_an_error_of_the_model_is_1_one_line_and_no_output(reply, words):
     with wire.server([reply]) as server:
-        status, _, err = run("hi", server=server)
-    assert status == 1
+        status, out, err = run("hi", server=server)
+    assert (status, out) == (1, b"")
     assert len(err.decode().strip().split("\n")) == 1 and re.search(words, err.decode())
-
-
-def test_without_a_reachable_model_it_names_the_three_ways_on():
-    status, out, err = run("hi", OPENAI_BASE_URL="http://127.0.0.1:9/v1")
-    assert (status, out) == (1, b"") and len(err.decode().strip().split("\n")) == 1
-    for way in ("ollama pull qwen3:1.7b", "DASHSCOPE_API_KEY", "--demo"):
-        assert way in err.decode()
 
 
 def test_timeout_is_obeyed():
@@ -232,9 +219,10 @@ sys.exit(react_min.main(["hi"]))
     [
         (COMMAND + ["hi"], wire.Reply([], wait=20), None),
         (COMMAND + ["hi"], wire.Reply([THOUGHT, HALF], end="hang"), "想一想"),
+        (COMMAND + ["hi"], wire.Reply([], 503, {}), "HTTP 503"),
         ([sys.executable, "-c", HANGING_TOOL], wire.calls([("get_time", {})]), "调用工具"),
     ],
-    ids=["waiting", "streaming", "tool hanging"],
+    ids=["waiting", "streaming", "retrying", "tool hanging"],
 )
 def test_ctrl_c_is_130_within_a_second(command, reply, heard):
     with wire.server(lambda request: reply) as server:

@@ -126,7 +126,7 @@ def test_finish_reason_or_done_is_each_enough():
         assert (ask(server), ask(server)) == ("甲", "乙")
 
 
-# ------------------------------------------------------------------ rule 3: cut arguments
+# ------------------------------------------------------------------ rule 3: arguments
 
 
 @pytest.mark.parametrize(
@@ -156,6 +156,39 @@ def test_a_call_without_its_arguments_at_the_output_limit_does_not_run():
     with wire.server([wire.calls([("spy", "")], finish="length"), GOOD]) as server:
         assert ask(server, tools=[spy]) == "好"
     assert ran == []
+
+
+COUNT = tool("count", lambda n: n + 1, n={"type": "integer"})
+
+
+@pytest.mark.parametrize(
+    "name, arguments, result",
+    [
+        ("count", {"n": "5"}, "6"),
+        ("count", {"n": 5.0}, "6"),
+        ("count", {"properties": {"n": 5}, "type": "object"}, "6"),
+        ("count", {"arguments": {"n": 5}}, "6"),
+        ("count", '"{\\"n\\": 5}"', "6"),
+        ("count", '```json\n{"n": 5}\n```', "6"),
+        ("count", {"n": 5, "unit": "c"}, "6\n（已忽略未知参数：unit）"),
+        ("count<|channel|>x", {"n": 5}, "6"),
+        ("echo", '{"text": "a\nb"}', "a\nb"),  # a raw line break
+    ],
+)
+def test_a_call_is_mended_where_nothing_is_lost(name, arguments, result):
+    with wire.server([wire.calls([(name, arguments)]), GOOD]) as server:
+        ask(server, tools=[COUNT, ECHO])
+        assert sent(server, 1)[-1]["content"] == result
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"n": "5 items"}, {"n": True}, {"n": 5.5}, {"m": 5}, {"n": None}]
+)
+def test_arguments_that_do_not_fit_are_explained(arguments):
+    with wire.server([wire.calls([("count", arguments)]), GOOD]) as server:
+        ask(server, tools=[COUNT])
+        result = sent(server, 1)[-1]["content"]
+    assert result.startswith("工具参数有误") and '"n"' in result
 
 
 # ------------------------------------------------------------------ rule 4: never nothing
@@ -219,21 +252,6 @@ def test_all_calls_are_told_before_the_first_tool_starts():
         ask(server, tools=[spy], on_tool_call=log.append)
     assert log[:10] == [f'调用工具 echo({{"text": "{n}"}})' for n in range(10)]
     assert log[10:] == ["ran"] * 10
-
-
-def test_a_result_is_told_while_others_still_run():
-    told = threading.Event()
-    slow = tool("slow", lambda: f"told: {told.wait(5)}")
-    lines = []
-
-    def hear(line):
-        lines.append(line)
-        told.set()
-
-    both = wire.calls([("slow", {}), ("echo", {"text": "A"})])
-    with wire.server([both, GOOD]) as server:
-        ask(server, tools=[slow, ECHO], on_tool_result=hear)
-    assert lines == ["工具结果 echo → A", "工具结果 slow → told: True"]
 
 
 @pytest.mark.parametrize("where", ["on_tool_call", "on_tool_result", "on_content", "on_reasoning"])
@@ -365,6 +383,53 @@ def test_the_next_run_may_repeat_a_call():
         assert [r.body["tool_choice"] for r in server.requests] == ["auto"] * 4
 
 
+# ------------------------------------------------------------------ calls written as text
+
+WRITTEN = '{"name": "echo", "arguments": {"text": "A"}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        WRITTEN,
+        f"[{WRITTEN}]",
+        "{" + WRITTEN + "}",
+        f"```json\n{WRITTEN}\n```",
+        f"<tool_call>\n{WRITTEN}\n</tool_call>",
+        f"<tools>{WRITTEN}</tools>",
+        f"{WRITTEN}\n```",
+        f'{WRITTEN}\n```json\n{{"made": "up"}}\n```',
+        f"{WRITTEN}\n{WRITTEN}",
+        f"好的。\n<tool_call>{WRITTEN}</tool_call>",
+        "<function=echo>\n<parameter=text>\nA\n</parameter>\n</function>",
+    ],
+)
+def test_a_call_written_as_text_runs_and_is_not_shown(text):
+    heard = []
+    with wire.server([wire.say(text), GOOD]) as server:
+        assert ask(server, on_content=heard.append) == "好"
+        assert sent(server, 1)[-1]["content"] == "A"
+        assert sent(server, 1)[2]["tool_calls"][0]["function"]["name"] == "echo"
+    assert "echo" not in "".join(heard)
+
+
+def test_a_result_that_the_model_makes_up_is_no_answer():
+    heard, made_up = [], wire.say('<tool_response>\n{"text": "A"}\n</tool_response>')
+    with wire.server([made_up, GOOD]) as server:
+        assert ask(server, on_content=heard.append) == "好"
+        assert server.requests[1].body["tool_choice"] == "none"
+    assert "".join(heard) == "好"
+
+
+def test_json_copied_from_a_result_is_no_answer_unless_it_comes_again():
+    call, copy = wire.calls([("echo", {"text": '[{"title": "甲"}]'})]), wire.say('{"title": "甲"}')
+    heard = []
+    with wire.server([call, copy, GOOD, call, copy, copy]) as server:
+        assert ask(server, on_content=heard.append) == "好"
+        assert "".join(heard) == "好"
+        assert ask(server) == '{"title": "甲"}'
+
+
 # ------------------------------------------------------------------ time and threads
 
 
@@ -414,21 +479,6 @@ def test_ctrl_c_while_a_tool_hangs_returns_within_a_second():
         assert time.monotonic() - pressed[0] < 1
         assert usable(messages)
         assert ask(server, messages=messages) == "好"
-
-
-@pytest.mark.skipif(os.name == "nt", reason="SIGINT")
-def test_ctrl_c_while_the_model_is_silent_returns_within_a_second():
-    pressed = []
-
-    def press():
-        pressed.append(time.monotonic())
-        os.kill(os.getpid(), signal.SIGINT)
-
-    half = wire.sse(wire.chunk({"content": "等"}), done=False)
-    with wire.server([wire.Reply([half], end="hang")]) as server:
-        with pytest.raises(KeyboardInterrupt):
-            ask(server, on_content=lambda text: threading.Timer(0.2, press).start())
-        assert time.monotonic() - pressed[0] < 1
 
 
 @pytest.mark.parametrize(

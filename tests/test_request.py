@@ -125,16 +125,18 @@ def test_a_server_that_refuses_for_ever_never_gets_the_same_request_twice():
     assert "HTTP 400" in text and "neither temperature" in text
 
 
-@pytest.mark.parametrize("status", [400, 422])
-def test_a_refusal_that_names_nothing_is_not_repeated(status):
-    text, requests = failure([error("no such thing", status), GOOD])
-    assert len(requests) == 1 and f"HTTP {status}" in text and "no such thing" in text
-
-
-@pytest.mark.parametrize("status", [401, 403, 404, 500])
-def test_only_400_and_422_are_read_as_refusals_of_a_field(status):
-    _, requests = failure([error("temperature", status), GOOD])
-    assert len(requests) == 1
+@pytest.mark.parametrize(
+    "status, words",
+    [
+        (400, "no such thing"),
+        (422, "no such thing"),
+        *((status, "temperature") for status in (401, 403, 404, 500)),  # no refusal of a field
+    ],
+)
+def test_what_refuses_no_field_is_an_error_after_one_request(status, words, waits):
+    text, requests = failure([error(words, status), GOOD])
+    assert len(requests) == 1 and waits == []
+    assert f"HTTP {status}" in text and words in text
 
 
 def test_the_next_run_asks_the_server_anew():
@@ -253,10 +255,16 @@ def test_the_key_of_the_environment_is_sent_without_blanks(monkeypatch):
         assert server.requests[0].headers["authorization"] == "Bearer sk-env"
 
 
-@pytest.mark.parametrize("letter", ["\n", " ", "，", "\u200b", "\x00"])
-def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(letter):
-    with pytest.raises(ModelError, match=f"第 4 个字符.*{ord(letter):04X}") as caught:
-        run_agent("hi", base_url="http://127.0.0.1:9/v1", model="m", api_key=f"sk-{letter}hidden")
+@pytest.mark.parametrize(
+    "start, letter",
+    [("sk-", "\n"), ("sk-", " "), ("sk-", "，"), ("sk-", "\u200b"), ("sk-", "\x00"), ("", "“")],
+)
+def test_a_key_that_cannot_be_sent_is_refused_and_not_shown(start, letter):
+    use = {"base_url": "http://127.0.0.1:9/v1", "model": "m"}
+    with pytest.raises(
+        ModelError, match=f"第 {len(start) + 1} 个字符.*{ord(letter):04X}"
+    ) as caught:
+        run_agent("hi", api_key=f"{start}{letter}hidden", **use)
     assert "hidden" not in str(caught.value)
 
 
@@ -271,13 +279,6 @@ def test_a_key_that_the_server_repeats_in_the_stream_is_not_shown():
     assert "bad key ***" in text
 
 
-@pytest.mark.parametrize("before", [150, 255, 270, 290, 1170, 1190])
-def test_a_key_is_not_shown_where_a_long_error_is_cut(before):
-    key = "sk-" + "0123456789" * 4
-    text, _ = failure([error("x" * before + key + "y" * 99, 401)], api_key=key)
-    assert key[:8] not in text
-
-
 @pytest.mark.parametrize(
     "url, key",
     [
@@ -290,6 +291,7 @@ def test_a_key_is_not_shown_where_a_long_error_is_cut(before):
         ("https://evil.test/https://dashscope.aliyuncs.com/v1", "sk-o"),
         ("https://evil.test/?dashscope.aliyuncs.com", "sk-o"),
         ("https://evil-dashscope.aliyuncs.com.test/v1", "sk-o"),
+        ("https://dashscope-x.oss-cn.aliyuncs.com/v1", "sk-o"),
         ("https://dashscope.aliyuncs.com@evil.test/v1", "sk-o"),
         ("https://dashscope.aliyuncs.com:443@evil.test/v1", "sk-o"),
     ],
@@ -312,6 +314,20 @@ def test_neither_netrc_nor_a_proxy_has_a_say_about_loopback(monkeypatch, tmp_pat
         assert ask(server, api_key="") == "好"
         assert server.requests[0].headers["authorization"] == f"Bearer {KEY}"
         assert "authorization" not in server.requests[1].headers
+
+
+def test_another_host_is_asked_through_the_proxy_and_gets_no_password_of_netrc(
+    monkeypatch, tmp_path
+):
+    netrc = tmp_path / "netrc"
+    netrc.write_text("default login me password hidden\n")
+    netrc.chmod(0o600)
+    monkeypatch.setenv("NETRC", str(netrc))
+    with wire.server([GOOD]) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.base_url[: -len("/v1")])
+        assert ask(proxy, base_url="http://model.test/v1", api_key="") == "好"
+        assert proxy.requests[0].path == "http://model.test/v1/chat/completions"
+        assert "authorization" not in proxy.requests[0].headers
 
 
 # ------------------------------------------------------------------ the body
@@ -451,14 +467,6 @@ def test_an_error_with_status_200_is_an_error(body, kind):
     assert "so sorry" in text and len(requests) == 1
 
 
-def test_an_error_event_in_mid_stream_is_an_error():
-    stream = wire.sse(
-        wire.chunk({"content": "a"}), 'event: error\ndata: {"message": "so sorry"}\n\n'
-    )
-    text, requests = failure([stream, GOOD])
-    assert "so sorry" in text and len(requests) == 1
-
-
 def test_a_redirect_is_reported_and_not_followed():
     with wire.server([GOOD]) as other:
         to = other.base_url + "/chat/completions"
@@ -507,12 +515,6 @@ def test_a_busy_server_is_not_asked_for_ever(waits):
     assert 2 <= len(requests) <= 10 and sum(waits) < 120
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 422, 500])
-def test_other_errors_are_not_repeated(status, waits):
-    _, requests = failure([error("no", status), GOOD])
-    assert len(requests) == 1 and waits == []
-
-
 def test_retry_after_in_seconds_is_obeyed(waits):
     with wire.server([error("later", 429, Retry_After="7"), GOOD]) as server:
         assert ask(server) == "好"
@@ -557,17 +559,23 @@ def test_silence_is_not_asked_again():
     assert time.monotonic() - begun < 3
 
 
-def test_silence_in_mid_stream_is_an_error():
-    half = wire.sse(wire.chunk({"content": "半"}), done=False)
-    text, requests = failure([wire.Reply([half], end="hang"), GOOD], timeout=0.2)
-    assert len(requests) == 1 and "超时" in text
+HALF = wire.sse(wire.chunk({"content": "半"}), done=False)
+FAILED = HALF + b'event: error\ndata: {"message": "so sorry"}\n\n'
 
 
-def test_nothing_is_repeated_after_the_first_byte():
-    half = wire.sse(wire.chunk({"content": "半"}), done=False)
+@pytest.mark.parametrize(
+    "reply, words",
+    [
+        (wire.Reply([HALF], end="reset"), ""),
+        (wire.Reply([HALF], end="hang"), "超时"),
+        (FAILED, "so sorry"),
+    ],
+    ids=["reset", "silence", "error"],
+)
+def test_nothing_is_repeated_after_the_first_byte(reply, words):
     heard = []
-    _, requests = failure([wire.Reply([half], end="reset"), GOOD], on_content=heard.append)
-    assert len(requests) == 1 and heard == ["半"]
+    text, requests = failure([reply, GOOD], timeout=0.2, on_content=heard.append)
+    assert len(requests) == 1 and heard == ["半"] and words in text
 
 
 def test_five_rounds_use_one_connection():

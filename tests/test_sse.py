@@ -6,6 +6,7 @@ import pytest
 import requests
 
 import wire
+from react_min import call_model_stream
 from sse import Event, ModelError, ToolCalls, iter_events, parse_sse_stream
 
 TABLE = [  # name, bytes, events
@@ -148,6 +149,61 @@ def test_a_server_that_stays_silent_after_done_is_not_waited_for():
         assert list(parse_sse_stream(response)) == []  # a ModelError after 5 s otherwise
 
 
+# ------------------------------------------------------------------ what belongs to the message
+
+
+def message(*chunks):
+    """(content, what was shown, thinking) of the message of a stream."""
+    shown, thought = [], []
+    with wire.server([wire.sse(*chunks)]) as server:
+        use = {"base_url": server.base_url, "on_content": shown.append}
+        whole = call_model_stream([], model="m", on_reasoning=thought.append, **use)
+    return whole["content"], "".join(shown), "".join(thought)
+
+
+def letters(text, indices=(0, 0, 0)):
+    """A chunk for each letter, of the choice with the index in its place."""
+    return [{"choices": [{"index": i, "delta": {"content": c}}]} for i, c in zip(indices, text)]
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        letters("abxc", [0, 0, 1, 0]),
+        letters("abc", [7, 8, 9]),  # it counts the chunks
+        letters("abc") + [wire.chunk({"role": "tool", "content": "x"})],
+    ],
+    ids=["several choices", "index counts", "result of the server's own tool"],
+)
+def test_only_the_models_first_choice_is_read(chunks):
+    assert message(*chunks)[0] == "abc"
+
+
+def test_an_error_as_finish_reason_is_an_error():
+    with pytest.raises(ModelError, match="报错"):
+        message(*letters("a"), wire.chunk({}, "error"))
+
+
+def in_two_pieces(text):
+    for at in range(len(text)):
+        yield [wire.chunk({"content": part}) for part in (text[:at], text[at:]) if part]
+
+
+@pytest.mark.parametrize(
+    "text, answer, thinking",
+    [("<think>想</think>答", "答", "想"), ("写作 `</think>` 即可", "写作 `</think>` 即可", "")],
+)
+def test_think_tags_may_be_cut_anywhere_and_are_text_in_code(text, answer, thinking):
+    for pieces in in_two_pieces(text):
+        assert message(*pieces) == (answer, answer, thinking), pieces
+
+
+def test_all_before_a_bare_closing_tag_is_thinking():
+    for pieces in in_two_pieces("想\n</think>\n\n答"):
+        content, _, thinking = message(*pieces)
+        assert (content.strip(), thinking) == ("答", "想\n"), pieces
+
+
 # ------------------------------------------------------------------ joining the pieces of calls
 
 
@@ -186,6 +242,10 @@ FOLDS = {
     "name repeated": ([piece(0, "x", "f", '{"a"'), piece(0, "x", "f", ":1}")], [("x", "f", A)]),
     "name in pieces": (
         [piece(0, "x", "get_"), piece(0, name="time"), piece(0, arguments=A)],
+        [("x", "get_time", A)],
+    ),
+    "name in pieces, the last with arguments": (
+        [piece(0, "x", "get_"), piece(0, name="time", arguments=A)],
         [("x", "get_time", A)],
     ),
     "name growing": (
@@ -234,9 +294,3 @@ def test_unknown_keys_of_a_call_are_kept():
     )
     (call,) = calls.finished(cut=False)
     assert call["extra_content"] == {"google": {"thought_signature": "s"}} and "custom" not in call
-
-
-def test_a_call_without_arguments_is_no_call_when_the_reply_was_cut():
-    calls = ToolCalls()
-    calls.add(piece(0, "x", "f", ""))
-    assert calls.finished(cut=True)[0]["function"]["arguments"] == "…"

@@ -265,6 +265,11 @@ def test_a_long_page_is_cut_visibly(web):
     assert "已截断" in read["summary"] and len(read["summary"]) < 4100
 
 
+def test_a_long_result_is_cut_visibly():
+    text = tools.as_data("字" * 20000)
+    assert text.startswith("字" * 8000) and "共 20000 字" in text and len(text) < 8100
+
+
 @pytest.mark.parametrize(
     "url",
     ["file:///etc/passwd", "ftp://a.test/", "data:text/plain,x", "", "http://", "http://[bad"],
