@@ -1,57 +1,99 @@
-"""The README says what is true: its line numbers, quotations, commands and links are checked.
+"""The README says what is true: its line numbers, quotations, numbers, commands and links.
 
-python tests/test_readme.py --fix     rewrites the line numbers and the quoted code
+python tests/test_readme.py --fix     rewrites the numbers, the quoted code and the table
 """
 
 import ast
+import json
+import math
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+MODULES = ("react_min.py", "tools.py", "sse.py")
 PLACE = re.compile(r"`(\w+\.py):(\d+) (\w+)`")
 QUOTE = re.compile(r"(<!-- quote: (\w+\.py) (\w+) -->\n```python\n)(.*?)(```)", re.S)
-
-
-def definitions(file):
-    """name -> (first line, last line) of what a module defines at its top level"""
-    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-    found = {}
-    for node in tree.body:
-        names = [getattr(node, "name", None)]
-        names += [t.id for t in getattr(node, "targets", []) if isinstance(t, ast.Name)]
-        for name in filter(None, names):
-            found.setdefault(name, (node.lineno, node.end_lineno))
-    return found
-
-
-def source_of(file, name):
-    first, last = definitions(file)[name]
-    lines = (ROOT / file).read_text(encoding="utf-8").split("\n")
-    return "\n".join(lines[first - 1 : last]) + "\n"
-
-
-def corrected(text):
-    text = PLACE.sub(lambda m: f"`{m[1]}:{definitions(m[1])[m[3]][0]} {m[3]}`", text)
-    return QUOTE.sub(lambda m: m[1] + source_of(m[2], m[3]) + m[5], text)
+TABLE = re.compile(r"(<!-- table: tests/bench.json -->\n)(.*?)(<!-- end -->)", re.S)
+LINES_PER_MINUTE = 40
 
 
 def readme():
     return README.read_text(encoding="utf-8")
 
 
+def lines_of(file):
+    return (ROOT / file).read_text(encoding="utf-8").split("\n")
+
+
+def definitions(file):
+    """name -> the node of what a module defines at its top level"""
+    found = {}
+    for node in ast.parse("\n".join(lines_of(file))).body:
+        names = [getattr(node, "name", None)]
+        names += [t.id for t in getattr(node, "targets", []) if isinstance(t, ast.Name)]
+        for name in filter(None, names):
+            found.setdefault(name, node)
+    return found
+
+
+def statements_of(file, name):
+    """The body of a function as it stands in the file, without its docstring."""
+    body = definitions(file)[name].body
+    first, last = body[1].lineno, body[-1].end_lineno
+    return "\n".join(lines_of(file)[first - 1 : last]) + "\n"
+
+
+def minutes_to_read():
+    """The stops of the reading order: the loop with one round, sse.py, tools.py, the rest."""
+    found = definitions("react_min.py")
+    loop = [found[name] for name in ("run_agent", "call_model_stream")]
+    first = sum(node.end_lineno - node.lineno + 1 for node in loop)
+    stops = [first, *(len(lines_of(file)) for file in ("sse.py", "tools.py"))]
+    stops.append(len(lines_of("react_min.py")) - first)
+    return [math.ceil(lines / LINES_PER_MINUTE) for lines in stops]
+
+
+def performance():
+    """The saved table of the benchmark, a line for each thing that is measured."""
+    saved = json.loads((ROOT / "tests/bench.json").read_text(encoding="utf-8"))
+    rows = {}
+    for row in saved["rows"]:
+        goal = f" ≤ {row['goal']:g}" if row["goal"] is not None else ""
+        mark = {"yes": " ✓", "NO": " ✗"}.get(row["reached"], "")
+        unit = f" {row['unit']}" if row["unit"] else ""
+        value = "-" if row["value"] is None else f"**{row['value']:.3g}{unit}**"
+        rows.setdefault(row["what"], []).append(f"{row['against']} {value}{goal}{mark}")
+    lines = [f"| {what} | {'；'.join(cells)} |" for what, cells in rows.items()]
+    return "\n".join(
+        ["| 测什么 what | 比什么、结果、目标 against, result, goal |", "|---|---|", *lines, ""]
+    )
+
+
+def corrected(text):
+    text = PLACE.sub(lambda m: f"`{m[1]}:{definitions(m[1])[m[3]].lineno} {m[3]}`", text)
+    text = QUOTE.sub(lambda m: m[1] + statements_of(m[2], m[3]) + m[5], text)
+    text = TABLE.sub(lambda m: m[1] + performance() + m[3], text)
+    minutes = iter(minutes_to_read())
+    return re.sub(r"\d+ 分钟", lambda m: f"{next(minutes)} 分钟", text)
+
+
 def test_each_place_in_the_map_is_where_the_name_is_defined():
     places = PLACE.findall(readme())
     assert len(places) > 8
     for file, line, name in places:
-        assert definitions(file)[name][0] == int(line), f"{file} {name}: run --fix"
+        assert definitions(file)[name].lineno == int(line), f"{file} {name}: run --fix"
 
 
-def test_the_quoted_loop_is_the_source():
-    quotes = QUOTE.findall(readme())
-    assert [quote[2] for quote in quotes] == ["run_agent"]
+def test_the_quoted_loop_the_numbers_and_the_table_are_those_of_the_source():
+    assert [quote[2] for quote in QUOTE.findall(readme())] == ["run_agent"]
+    assert f"每分钟 {LINES_PER_MINUTE} 行" in readme() and readme().count(" 分钟") == 4
+    assert TABLE.search(readme())
     assert readme() == corrected(readme()), "run: python tests/test_readme.py --fix"
 
 
@@ -64,18 +106,54 @@ def test_every_link_and_file_named_exists():
 
 
 def test_every_test_named_exists():
-    for file, name in re.findall(r"`(test_\w+\.py)::(\w+)`", readme()):
-        assert re.search(
-            rf"^def {name}\(", (ROOT / "tests" / file).read_text(encoding="utf-8"), re.M
-        )
+    named = re.findall(r"`(test_\w+\.py)::(\w+)`", readme())
+    assert len(named) > 20
+    for file, name in named:
+        assert re.search(rf"^def {name}\(", "\n".join(lines_of(f"tests/{file}")), re.M), name
 
 
-def test_the_demo_prints_the_transcript():
-    demo = [sys.executable, "react_min.py", "--demo"]
-    done = subprocess.run(demo, cwd=ROOT, capture_output=True, timeout=60)
-    shown = re.search(r"```text\n(.*?)```", readme(), re.S)[1]
+def demo(*options):
+    command = [sys.executable, "react_min.py", "--demo", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60)
     assert done.returncode == 0
-    assert shown in done.stderr.decode("utf-8").replace("\r\n", "\n")
+    return done.stderr.decode("utf-8").replace("\r\n", "\n")
+
+
+def test_the_demo_prints_the_transcript_and_the_messages():
+    printed = demo("--messages")
+    transcript, messages = re.findall(r"```text\n(.*?)```", readme(), re.S)
+    assert transcript in printed
+    array = printed[printed.rindex("\n[\n") + 3 :].split("\n")
+    shown = messages.rstrip("\n").split("\n")
+    assert len(array) == len(shown) + 2  # the closing bracket, and the end of the last line
+    for real, line in zip(array, shown):
+        pattern = ".*".join(map(re.escape, line.split("…")))  # … stands for what is left out
+        assert re.fullmatch(pattern, real), line
+
+
+def exercises():
+    section = readme().partition("## 练习")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| \d \|(.*)\|$", section, re.M)
+    return [re.findall(r"`([^`]+)`", row) for row in rows]
+
+
+@pytest.mark.parametrize("file, old, new, test", exercises(), ids=range(1, len(exercises()) + 1))
+def test_each_exercise_turns_its_test_red(file, old, new, test, tmp_path):
+    for name in (*MODULES, ".pytest.ini"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=lambda *_: ["__pycache__"])
+    changed = tmp_path / file
+    source = changed.read_text(encoding="utf-8")
+    assert source.count(old) == 1
+    changed.write_text(source.replace(old, new), encoding="utf-8")
+    name, _, function = test.partition("::")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", f"tests/{name}", "-k", function]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, timeout=120)
+    assert done.returncode == 1 and f"FAILED tests/{test}" in done.stdout.decode()
+
+
+def test_there_are_five_exercises():
+    assert len(exercises()) == 5
 
 
 def test_the_tool_of_ones_own_runs(monkeypatch):
