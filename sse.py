@@ -275,7 +275,7 @@ class Delta(NamedTuple):
     thinking: Json = {}  # the same thinking, in the fields in which it came
     tool_calls: list[Json] = []
     finish_reason: str = ""
-    misfiled: bool = False  # the content so far was thinking (a bare closing tag)
+    misfiled: bool = False  # the content so far was thinking: a closing tag has come
 
 
 def iter_deltas(response: requests.Response) -> Iterator[Delta]:
@@ -375,12 +375,10 @@ def split_thinking(deltas: Iterable[Delta]) -> Iterator[Delta]:
         content, thought, misfiled = "", "", False
         for text in (*whole, last[: len(last) - len(held)]):
             if text == "<think>" and where == "head":
-                where, content = "thinking", ""
-            elif text == "</think>" and where == "thinking":
-                where = "done"
+                where = "thinking"
             elif text == "</think>" and where != "done" and ticks % 2 == 0:  # not inside code
                 where, misfiled = "done", True
-                content, thought = "", thought + content
+                content, thought = "", content + thought
             elif where == "thinking":
                 thought += text
             else:

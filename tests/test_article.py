@@ -242,22 +242,24 @@ def fail(text):
     raise RuntimeError(f"no {text}")
 
 
-THREE = {"echo": ECHO, "fail": tool("fail", fail, text=TEXT), "now": tool("now", lambda: 3)}
+FOUR = {"echo": ECHO, "fail": tool("fail", fail, text=TEXT), "now": tool("now", lambda: 3)}
+FOUR["quiet"] = tool("quiet", lambda: " \n")
 
 
 @pytest.mark.parametrize(
     "name, arguments, first_line",
     [
-        ("nobody", "{}", "未找到工具 nobody。可用的工具：echo、fail、now"),
+        ("nobody", "{}", "未找到工具 nobody。可用的工具：echo、fail、now、quiet"),
         ("echo", '{"text": ', '工具参数不是合法 JSON: {"text": '),
         ("fail", '{"text": "luck"}', "工具执行失败: no luck"),
         ("now", "{}", "3"),  # what a tool returns becomes a string
+        ("quiet", "{}", "（工具没有返回内容）"),
         ("now", "", "3"),  # no arguments are an empty object
     ],
 )
 def test_4_3_whatever_happens_is_a_result(name, arguments, first_line):
     call = {"id": "1", "type": "function", "function": {"name": name, "arguments": arguments}}
-    assert execute_tool_call(call, THREE).split("\n")[0] == first_line
+    assert execute_tool_call(call, FOUR).split("\n")[0] == first_line
 
 
 # ------------------------------------------------------------------ 4.4: the loop

@@ -60,6 +60,7 @@ CUT = "<tool_call>\n<function=delete>\n<parameter=path>\n/home\n</parameter>\n<p
         ('[{"name": "delete", "description": "…"}]', "stop"),
         ('{"name": "delete"}', "stop"),
         ('{"name": "delete", "age": 5}', "stop"),
+        ('{"name": "delete", "arguments": {}, "age": 5}', "stop"),
         ('{"name": "delete", "parameters": {"type": "object", "properties": {}}}', "stop"),
         (f"```python\n{DELETE}\n```", "stop"),
         (f"格式示例：\n```json\n{DELETE}\n```", "stop"),

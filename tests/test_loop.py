@@ -158,7 +158,9 @@ def test_a_call_without_its_arguments_at_the_output_limit_does_not_run():
     assert ran == []
 
 
-COUNT = tool("count", lambda n: n + 1, n={"type": "integer"})
+COUNT = tool("count", lambda n, unit="": n + 1, n={"type": "integer", "enum": [5, 7]})
+MAYBE = tool("maybe", lambda n: f"{n}", n={"type": ["integer", "null"]})
+COUNT.definition["function"]["parameters"]["properties"]["step"] = {"type": "integer"}
 
 
 @pytest.mark.parametrize(
@@ -170,6 +172,9 @@ COUNT = tool("count", lambda n: n + 1, n={"type": "integer"})
         ("count", {"arguments": {"n": 5}}, "6"),
         ("count", '"{\\"n\\": 5}"', "6"),
         ("count", '```json\n{"n": 5}\n```', "6"),
+        ("count", {"n": 5, "step": None}, "6"),
+        ("maybe", {"n": None}, "None"),
+        ("echo", {"text": 12345}, "12345"),
         ("count", {"n": 5, "unit": "c"}, "6\n（已忽略未知参数：unit）"),
         ("count<|channel|>x", {"n": 5}, "6"),
         ("echo", '{"text": "a\nb"}', "a\nb"),  # a raw line break
@@ -177,12 +182,12 @@ COUNT = tool("count", lambda n: n + 1, n={"type": "integer"})
 )
 def test_a_call_is_mended_where_nothing_is_lost(name, arguments, result):
     with wire.server([wire.calls([(name, arguments)]), GOOD]) as server:
-        ask(server, tools=[COUNT, ECHO])
+        ask(server, tools=[COUNT, ECHO, MAYBE])
         assert sent(server, 1)[-1]["content"] == result
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"n": "5 items"}, {"n": True}, {"n": 5.5}, {"m": 5}, {"n": None}]
+    "arguments", [{"n": "5 items"}, {"n": True}, {"n": 5.5}, {"n": 6}, {"m": 5}, {"n": None}]
 )
 def test_arguments_that_do_not_fit_are_explained(arguments):
     with wire.server([wire.calls([("count", arguments)]), GOOD]) as server:
@@ -326,21 +331,27 @@ def test_an_error_in_the_second_round_keeps_the_first():
         assert ask(server, "go on", messages=messages) == "好"
 
 
-@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-def test_thinking_goes_back_in_its_field_within_the_run_only(field):
+@pytest.mark.parametrize(
+    "field, pieces, whole",
+    [
+        ("reasoning_content", ["想", "想看"], "想想看"),
+        ("reasoning", ["想", "想看"], "想想看"),
+        ("reasoning_details", [[{"text": "想"}], [{"data": "x"}]], [{"text": "想"}, {"data": "x"}]),
+    ],
+)
+def test_thinking_goes_back_in_its_field_within_the_run_only(field, pieces, whole):
     function = {"name": "echo", "arguments": '{"text": "A"}'}
     thinking = wire.sse(
-        wire.chunk({field: "想"}),
-        wire.chunk({field: "想看"}),
+        *(wire.chunk({field: piece}) for piece in pieces),
         wire.chunk({"tool_calls": [{"index": 0, "id": "a", "function": function}]}),
         wire.chunk({}, "tool_calls"),
     )
-    messages, fields = [], {"reasoning_content", "reasoning"}
+    messages, fields = [], {"reasoning_content", "reasoning", "reasoning_details"}
     with wire.server([thinking, GOOD, wire.say("再")]) as server:
         ask(server, messages=messages)
         ask(server, "next", messages=messages)
         within, after = sent(server, 1), sent(server, 2)
-    assert within[2][field] == "想想看" and len(fields & set(within[2])) == 1
+    assert within[2][field] == whole and len(fields & set(within[2])) == 1
     assert not any(fields & set(message) for message in after)
 
 
@@ -428,6 +439,14 @@ def test_json_copied_from_a_result_is_no_answer_unless_it_comes_again():
         assert ask(server, on_content=heard.append) == "好"
         assert "".join(heard) == "好"
         assert ask(server) == '{"title": "甲"}'
+
+
+@pytest.mark.parametrize("question", ["hi", '重复：{"title": "乙"}'])
+def test_json_of_ones_own_or_out_of_the_question_is_an_answer(question):
+    call, own = wire.calls([("echo", {"text": '{"title": "甲"}'})]), wire.say('{"title": "乙"}')
+    replies = [call, own] if question == "hi" else [own]
+    with wire.server(replies) as server:
+        assert ask(server, question) == '{"title": "乙"}'
 
 
 # ------------------------------------------------------------------ time and threads

@@ -436,6 +436,7 @@ BODIES = {
     "string": '{"error": "so sorry"}',
     "message": '{"code": "X", "message": "so sorry", "request_id": "1"}',
     "detail": '{"detail": "so sorry"}',
+    "place": '{"detail": [{"loc": ["body", "so sorry"], "msg": "field required"}]}',
     "html": "<html>\n<h1>so</h1>\n\n<b>sorry</b></html>",
     "list": '[{"error": {"message": "so sorry"}}]',
     "text": "so\nsorry\n",

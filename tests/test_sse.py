@@ -110,6 +110,8 @@ def test_the_objects_of_a_stream(body, found, done):
         (b'data: {"error": {"message": "overloaded"}}\n\n', "overloaded"),
         (b'event: error\ndata: {"type": "busy", "message": "later"}\n\n', "later"),
         (b'data: {"object": "error", "message": "too long"}\n\n', "too long"),
+        (b'event: error\ndata: {"code": 5, "detail": "later"}\n\n', "later"),
+        (b'data: [{"error": {"message": "bad key"}}]\n\n', "bad key"),
         (b'{"error": "unexpected endpoint"}', "unexpected endpoint"),
         (b"<html><p>Please log in</p></html>", "Please log in"),
         (b'[{"error": {"message": "bad key"}}]', "bad key"),
@@ -172,8 +174,9 @@ def letters(text, indices=(0, 0, 0)):
         letters("abxc", [0, 0, 1, 0]),
         letters("abc", [7, 8, 9]),  # it counts the chunks
         letters("abc") + [wire.chunk({"role": "tool", "content": "x"})],
+        letters("abc") + [{"choices": [{"index": 0, "message": {"content": "abc"}}]}],
     ],
-    ids=["several choices", "index counts", "result of the server's own tool"],
+    ids=["several choices", "index counts", "result of the server's own tool", "all again"],
 )
 def test_only_the_models_first_choice_is_read(chunks):
     assert message(*chunks)[0] == "abc"
@@ -191,7 +194,11 @@ def in_two_pieces(text):
 
 @pytest.mark.parametrize(
     "text, answer, thinking",
-    [("<think>想</think>答", "答", "想"), ("写作 `</think>` 即可", "写作 `</think>` 即可", "")],
+    [
+        ("<think>想</think>答", "答", "想"),
+        ("写作 `</think>` 即可", "写作 `</think>` 即可", ""),
+        ("<think>`</think>a</thi", "a</thi", "`"),
+    ],
 )
 def test_think_tags_may_be_cut_anywhere_and_are_text_in_code(text, answer, thinking):
     for pieces in in_two_pieces(text):
