@@ -214,7 +214,7 @@ def _joined(thoughts: Mapping[str, list[Any]]) -> Json:
 
 def run_tool_calls(
     calls: Sequence[Json],
-    turns: Sequence[int],
+    repeats: Sequence[int],
     tool_map: Mapping[str, Tool] = TOOL_MAP,
     tool_timeout: float = TOOL_TIMEOUT,
     on_tool_call: Hear = None,
@@ -222,7 +222,7 @@ def run_tool_calls(
 ) -> list[Json]:
     """Run the calls of one round in parallel; returns their tool messages, in call order (§2).
 
-    `turns` tells how often each call has been made in this run: from the third time on it is not
+    `repeats` tells how often each call has been made before in this run; the third time it is not
     run any more. The callbacks are called here, on the caller's thread: every call before the
     first tool starts, the results as they come.
     """
@@ -236,7 +236,7 @@ def run_tool_calls(
         boxes[number].put(execute_tool_call(calls[number], tool_map))
 
     def wait_for(number: int) -> str:
-        if turns[number] > 2:
+        if repeats[number] > 1:
             return "同样的调用已经执行过两次，不再执行。请直接根据已有的结果回答"
         # subtle: a pool waits for its threads, even at exit. So the tool, which may hang, gets a
         # daemon thread, and the thread of the pool waits for it, but not for ever.
@@ -248,9 +248,10 @@ def run_tool_calls(
             return f"工具执行超时：{limit:g} 秒内没有完成"
         except RuntimeError as error:  # no more threads
             return f"工具执行失败: {error}"
-        return result + ("\n（这个调用和之前的完全相同，请直接根据结果回答）" if repeated else "")
+        return result + (
+            "\n（这个调用和之前的完全相同，请直接根据结果回答）" if all(repeats) else ""
+        )
 
-    repeated = min(turns) > 1
     for call in calls:
         _tell(on_tool_call, f"调用工具 {call['function']['name']}({call['function']['arguments']})")
     with ThreadPoolExecutor(min(len(calls), 64)) as pool:
@@ -315,14 +316,15 @@ def run_agent(
                 messages.append(message)
                 return str(message["content"]) + mark_of_cut(message, on_content)
             # the calls of a round do not depend on each other, so they run in parallel
-            turns = count_turns(made, message["tool_calls"])
+            calls = message["tool_calls"]
+            repeats = count_repeats(made, calls)
             results = run_tool_calls(
-                message["tool_calls"], turns, tool_map, tool_timeout, on_tool_call, on_tool_result
+                calls, repeats, tool_map, tool_timeout, on_tool_call, on_tool_result
             )
             # ★ the assistant's message as it came, then each result, paired by tool_call_id;
             # only together, so that an interrupted round leaves no call without its result
             messages += [message, *results]
-            tool_choice = "none" if min(turns) > 1 else "auto"  # only repetitions: now answer
+            tool_choice = "none" if all(repeats) else "auto"  # nothing new: now it must answer
     fuse = f"工具调用超过 {max_rounds} 轮，未能完成任务"
     messages.append({"role": "assistant", "content": fuse})
     return fuse
@@ -344,13 +346,13 @@ def call_model_firmly(messages: list[Any], *, tool_choice: str, **ask: Any) -> M
 NUDGE = "请根据以上内容，直接用中文回答我的问题。"
 
 
-def count_turns(made: Counter[str], calls: Sequence[Json]) -> list[int]:
-    """For each call, the how many-th it is of its kind in this run; 1: it is new."""
-    turns = []
+def count_repeats(made: Counter[str], calls: Sequence[Json]) -> list[int]:
+    """For each call, how often it has been made before in this run; all are noted in `made`."""
+    repeats = []
     for call in calls:
+        repeats.append(made[call_key(call)])
         made[call_key(call)] += 1
-        turns.append(made[call_key(call)])
-    return turns
+    return repeats
 
 
 def mark_of_cut(message: Message, on_content: Hear) -> str:

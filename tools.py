@@ -850,27 +850,27 @@ def _coerce(key: str, value: Any, schema: Any) -> Any:
     kinds = schema.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]
     if all(isinstance(kind, str) and kind in [*JSON_TYPES, "null"] for kind in kinds):
-        for kind in kinds:
-            found = value
-            if kind == "string" and _is_a(value, "number"):
-                found = str(value)
-            elif kind != "string" and isinstance(value, str):
-                try:
-                    found = json.loads(value)
-                except (ValueError, RecursionError):
-                    continue
-            if kind == "integer" and isinstance(found, float) and found.is_integer():
-                found = int(found)
-            if _is_a(found, kind):
-                value = found
-                break
-        else:
-            raise BadArguments(
-                f"参数 {key} 应为 {'/'.join(kinds)} 类型，收到的是 {_json(value)[:100]}"
-            )
+        readings = [value, *(_converted(value, kind) for kind in kinds)]
+        fitting = [found for found in readings if any(_is_a(found, kind) for kind in kinds)]
+        if not fitting:
+            wanted = "/".join(kinds)
+            raise BadArguments(f"参数 {key} 应为 {wanted} 类型，收到的是 {_json(value)[:100]}")
+        value = fitting[0]
     if isinstance(schema.get("enum"), list) and value not in schema["enum"]:
         raise BadArguments(f"参数 {key} 只能是 {_json(schema['enum'])[:300]} 之一")
     return value
+
+
+def _converted(value: Any, kind: str) -> Any:
+    """`value` as JSON of another type, where that says the same."""
+    if kind == "string":
+        return str(value) if _is_a(value, "number") else value
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _is_a(value: Any, kind: str) -> bool:
@@ -914,9 +914,7 @@ def execute_tool_call(call: Json, tool_map: Mapping[str, Tool] = TOOL_MAP) -> st
         result = as_data(_result_text(tool.execute(**arguments)))
     except BadArguments as error:
         return as_data(f"工具参数有误：{error}。{name} 的参数为{_usage(tool)}")
-    except (
-        BaseException
-    ) as error:  # SystemExit too: the fault of one call is not that of the others
+    except BaseException as error:  # SystemExit too: the fault of one call is not the others'
         return as_data(f"工具执行失败: {_error_text(error)}")
     ignored = f"\n（已忽略未知参数：{as_data('、'.join(unknown))}）" if unknown else ""
     return result + ignored

@@ -160,6 +160,7 @@ def test_a_call_without_its_arguments_at_the_output_limit_does_not_run():
 
 COUNT = tool("count", lambda n, unit="": n + 1, n={"type": "integer", "enum": [5, 7]})
 MAYBE = tool("maybe", lambda n: f"{n}", n={"type": ["integer", "null"]})
+EITHER = tool("either", lambda n: repr(n), n={"type": ["integer", "string"]})
 COUNT.definition["function"]["parameters"]["properties"]["step"] = {"type": "integer"}
 
 
@@ -174,6 +175,7 @@ COUNT.definition["function"]["parameters"]["properties"]["step"] = {"type": "int
         ("count", '```json\n{"n": 5}\n```', "6"),
         ("count", {"n": 5, "step": None}, "6"),
         ("maybe", {"n": None}, "None"),
+        ("either", {"n": "5"}, "'5'"),
         ("echo", {"text": 12345}, "12345"),
         ("count", {"n": 5, "unit": "c"}, "6\n（已忽略未知参数：unit）"),
         ("count<|channel|>x", {"n": 5}, "6"),
@@ -182,7 +184,7 @@ COUNT.definition["function"]["parameters"]["properties"]["step"] = {"type": "int
 )
 def test_a_call_is_mended_where_nothing_is_lost(name, arguments, result):
     with wire.server([wire.calls([(name, arguments)]), GOOD]) as server:
-        ask(server, tools=[COUNT, ECHO, MAYBE])
+        ask(server, tools=[COUNT, ECHO, MAYBE, EITHER])
         assert sent(server, 1)[-1]["content"] == result
 
 
