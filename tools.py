@@ -14,6 +14,7 @@ from __future__ import annotations
 import codecs
 import html
 import json
+import math
 import re
 import socket
 import time
@@ -107,15 +108,16 @@ def _weather_from_wttr(city: str) -> Json:
             "匹配地点": "，".join(filter(None, place.values())) or "（服务没有说明）",
             "国家": place["country"],
             "天气": sky or _value(now, "weatherDesc"),
-            "温度": f"{now['temp_C']}°C",
-            "体感温度": f"{now['FeelsLikeC']}°C",
-            "湿度": f"{now['humidity']}%",
-            "风力": _wind(float(now["windspeedKmph"]), now.get("winddirDegree")),
+            "温度": _measure(now["temp_C"], "°C"),
+            "体感温度": _measure(now["FeelsLikeC"], "°C"),
+            "湿度": _measure(now["humidity"], "%"),
+            "风力": _wind(now["windspeedKmph"], now.get("winddirDegree")),
             "来源": "wttr.in",
         }
         days = data.get("weather") or []
         if days:
-            report["今日最低/最高"] = f"{days[0]['mintempC']}°C / {days[0]['maxtempC']}°C"
+            low, high = _measure(days[0]["mintempC"], "°C"), _measure(days[0]["maxtempC"], "°C")
+            report["今日最低/最高"] = f"{low} / {high}"
         return report
     except (KeyError, IndexError, TypeError, ValueError, AttributeError):
         raise ToolError("wttr.in 的回答里没有天气数据") from None
@@ -124,31 +126,41 @@ def _weather_from_wttr(city: str) -> Json:
 def _value(data: Json, key: str) -> str:
     """wttr.in wraps its texts: [{"value": text}], and the list may be null."""
     found = data.get(key) or [{}]
-    return str(found[0].get("value") or "").strip()
+    value = found[0].get("value")
+    return value.strip() if isinstance(value, str) else ""
 
 
-def _wind(kmph: float, degrees: Any) -> str:
+def _measure(value: Any, unit: str) -> str:
+    """A number, which wttr.in sends as a string, with its unit; ValueError or TypeError if none."""
+    number = float(value) + 0  # + 0: wttr.in also says "-0"
+    if not math.isfinite(number):
+        raise ValueError(f"no measure: {value}")
+    return f"{number:g}{unit}"
+
+
+def _wind(kmph: Any, degrees: Any) -> str:
     names = ("北", "东北", "东", "东南", "南", "西南", "西", "西北")
-    force = sum(kmph >= limit for limit in (1, 6, 12, 20, 29, 39, 50, 62, 75, 89, 103, 118))
+    limits = (1, 6, 12, 20, 29, 39, 50, 62, 75, 89, 103, 118)
+    force = sum(float(kmph) >= limit for limit in limits)
     try:
         side = names[round(float(degrees) / 45) % 8] + "风 "
     except (TypeError, ValueError):
         side = ""
-    return f"{side}{force} 级（{kmph:g} km/h）"
+    return f"{side}{force} 级（{_measure(kmph, ' km/h')}）"
 
 
 def _weather_from_open_meteo(city: str, why: str) -> Json:
     places: list[Json] = []
     # subtle: its search knows 北京 only as two villages and the capital as 北京市
     names = [city, city + "市"] if re.search(CHINESE, city) and city[-1:] != "市" else [city]
-    for name in names:
-        query = f"name={quote(name)}&count=10&language=zh&format=json"
-        page = fetch(f"https://geocoding-api.open-meteo.com/v1/search?{query}", seconds=8)
-        places += _json_of(page, "open-meteo").get("results") or []
-    if not places:
-        raise ToolError(f"open-meteo 没有找到城市 {city}，可以换一种写法，例如拼音 Beijing")
     ranks = {"PPLC": 0, "PPLA": 1, "PPLA2": 2, "PPLA3": 3, "PPLA4": 4}
     try:
+        for name in names:
+            query = f"name={quote(name)}&count=10&language=zh&format=json"
+            page = fetch(f"https://geocoding-api.open-meteo.com/v1/search?{query}", seconds=8)
+            places += _json_of(page, "open-meteo").get("results") or []
+        if not places:
+            raise ToolError(f"open-meteo 没有找到城市 {city}，可以换一种写法，例如拼音 Beijing")
         place = min(
             places,
             key=lambda p: (ranks.get(str(p.get("feature_code")), 9), -(p.get("population") or 0)),
@@ -161,12 +173,12 @@ def _weather_from_open_meteo(city: str, why: str) -> Json:
         area = (place.get(k) for k in ("name", "admin1", "country"))
         return {
             "查询": city,
-            "匹配地点": "，".join(str(name) for name in area if name),
+            "匹配地点": "，".join(name for name in area if isinstance(name, str)),
             "天气": WMO_TEXTS.get(now["weather_code"], f"天气代码 {now['weather_code']}"),
-            "温度": f"{now['temperature_2m']}°C",
-            "体感温度": f"{now['apparent_temperature']}°C",
-            "湿度": f"{now['relative_humidity_2m']}%",
-            "风力": _wind(float(now["wind_speed_10m"]), now.get("wind_direction_10m")),
+            "温度": _measure(now["temperature_2m"], "°C"),
+            "体感温度": _measure(now["apparent_temperature"], "°C"),
+            "湿度": _measure(now["relative_humidity_2m"], "%"),
+            "风力": _wind(now["wind_speed_10m"], now.get("wind_direction_10m")),
             "来源": f"open-meteo（{why}）",
         }
     except (KeyError, TypeError, ValueError, AttributeError):

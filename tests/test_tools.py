@@ -99,6 +99,21 @@ def test_the_capital_wins_over_villages_of_its_name(web):
     assert sum(GEO in url for url in web["asked"]) == 2  # 北京 and 北京市
 
 
+@pytest.mark.parametrize("value", [None, "", "hot", "inf", [], {}])
+def test_what_is_no_number_is_no_weather(web, value):
+    web[WTTR] = wttr(temp_C=value)
+    web[GEO] = {"results": [place("北京", "PPLC")]}
+    web[FORECAST] = {"current": {**NOW, "temperature_2m": value}}
+    with pytest.raises(ToolError, match="wttr.in.*没有天气数据.*open-meteo 没有给出数据"):
+        weather_now("北京")
+    web[WTTR] = wttr(**{"lang_zh-cn": [{"value": [value]}]})
+    assert json.loads(weather_now("北京"))["天气"] == "Sunny"
+    web[WTTR] = ToolError("无法访问")
+    web[GEO] = {"results": 5}
+    with pytest.raises(ToolError, match="open-meteo 没有给出数据"):
+        weather_now("北京")
+
+
 @pytest.mark.parametrize("city", ["", "  ", ".", "..", ":help", "moon", "~x"])
 def test_what_is_no_city_is_not_asked_for(web, city):
     with pytest.raises(ToolError):
