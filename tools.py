@@ -975,13 +975,13 @@ def _json(value: Any) -> str:
 
 # strings, compiled at their first use, so that the module is imported fast
 _BLOCK = (
-    r"(?ms)^[ \t]*(?:<(tool_call|tools|tool_response)>(.*?)(?:</\1>|\Z)"
+    r"(?ms)^[ \t]{0,8}(?:<(tool_call|tools|tool_response)>(.*?)(?:</\1>|\Z)"
     r"|```(?:json|xml|tool_\w+)?[ \t]*\n(.*?)(?:^[ \t]*```|\Z)"
     r"|(<function=.*?(?:</function>|\Z)))\s*"
 )
 _MAY_BE_CALL = (
-    r"(?m)\A\s*(?:\{|\[\s*(?:\{|\Z)|\Z)"  # the whole reply in JSON, or nothing so far
-    r"|^[ \t]*(?:```(?:json|xml|tool_\w+)?[ \t]*(?:\n\s*(?:[{\[<]|\Z)|\Z)|`{1,2}\Z"
+    r"(?m)\A\s*`{0,2}\s*(?:\{|\[\s*(?:\{|\Z)|\Z)"  # the whole reply in JSON, or nothing so far
+    r"|^[ \t]{0,8}(?:```(?:json|xml|tool_\w+)?[ \t]*(?:\n\s*(?:[{\[<]|\Z)|\Z)|`{0,2}\Z"
     r"|```\w*\Z|<(?:tool_call|tools|function|tool_response)\b|<\w*\Z)"
 )
 

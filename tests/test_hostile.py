@@ -13,7 +13,7 @@ import react_min
 import tools
 import wire
 from react_min import ModelError, execute_tool_call, run_agent
-from tools import Tool
+from tools import Tool, calls_in_text, showable
 
 ROOT = Path(__file__).resolve().parent.parent
 KEY = "sk-" + "0123456789abcdef" * 2 + "wxyz"
@@ -345,3 +345,35 @@ def test_closed_and_full_outputs_are_no_traceback_and_cost_no_answer(ending, sta
 def test_thinking_before_a_bare_closing_tag_stays_out_of_a_pipe():
     with wire.server([wire.say("秘密思考</think>答案")]) as server:
         assert command(server, f'"{sys.executable}" react_min.py hi').stdout.decode() == "答案\n"
+
+
+# ------------------------------------------------------------------ what is shown too early
+
+CALL = '{"name": "delete", "arguments": {"path": "/"}}'
+XML = "<function=delete>\n<parameter=path>\n/\n</parameter>\n</function>"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALL,
+        f"\n\n[{CALL},\n{CALL}]",
+        f"{{{CALL}}}",
+        f"`{CALL}`",
+        f"``\n{CALL}\n``",
+        f"```json\n{CALL}\n```",
+        f"  ```\n{CALL}",
+        f"我来查。\n<tool_call>\n{CALL}\n</tool_call>\n\n<tool_call>{CALL}",
+        f"我来查。\n  \t<tool_call>{CALL}</tool_call>",
+        f"好。\n<tools>\n{CALL}\n</tools>\n",
+        f"好。\n {XML}",
+    ],
+)
+def test_nothing_of_what_becomes_a_call_is_shown_wherever_it_is_cut(text):
+    before, calls = calls_in_text(text, [spy([])])
+    assert calls
+    for first in range(len(text)):
+        shown = 0
+        for end in range(first, len(text)):
+            shown = showable(text[:end], shown)
+            assert before.startswith(text[:shown].rstrip(" ")), text[:shown]
