@@ -32,12 +32,7 @@ from contextlib import closing, contextmanager, nullcontext, suppress
 from ipaddress import ip_address
 from itertools import takewhile
 from queue import Empty, SimpleQueue
-from typing import (
-    Any,
-    Callable,
-    Optional,
-    TextIO,
-)
+from typing import Any, Callable, Optional, TextIO
 from urllib.parse import urlsplit
 
 import requests
@@ -53,7 +48,6 @@ from sse import (
     ToolCalls,
     innermost,
     iter_deltas,
-    new_id,
     one_line,
     read_bytes,
     server_words,
@@ -88,7 +82,7 @@ CONNECT_TIMEOUT = 10.0  # seconds
 LONGEST_WAIT = 1e6  # seconds; more than that the operating system may not take
 READ_TIMEOUT = 300.0  # seconds of silence: a cold model may load for a minute or two
 
-Hear = Optional[Callable[[str], object]]  # a callback
+Callback = Optional[Callable[[str], object]]
 
 
 def _is_dashscope(url: str) -> bool:
@@ -130,8 +124,8 @@ def call_model_stream(
     thinking: bool = True,
     timeout: float = READ_TIMEOUT,
     server: Server | None = None,
-    on_reasoning: Hear = None,
-    on_content: Hear = None,
+    on_reasoning: Callback = None,
+    on_content: Callback = None,
 ) -> Message:
     """One request and its streamed reply (§4.2).
 
@@ -155,7 +149,7 @@ def call_model_stream(
     calls = ToolCalls()
     with server.stream(body) as response:
         for delta in split_thinking(iter_deltas(response)):
-            if delta.misfiled:
+            if delta.misfiled:  # it was shown as it came: the person saw it, the answer is without
                 _tell(on_reasoning, content)
                 content, shown = "", 0
             if delta.reasoning:
@@ -171,12 +165,12 @@ def call_model_stream(
                 calls.add(part)
             finish_reason = delta.finish_reason or finish_reason
     tool_calls = calls.finished(cut=finish_reason == "length")
-    content = _whole_letters(content)
+    streamed, content = content[:shown], _whole_letters(content)
     if not tool_calls and finish_reason not in ("length", "content_filter"):
         content, tool_calls = calls_in_text(content, tools)
         content = "" if messages and copies_result(content, messages[-1]) else content
     if content.strip():
-        _tell(on_content, content[shown:])
+        _tell(on_content, content[len(_whole_letters(streamed)) :])
     elif not tool_calls and finish_reason == "length":
         raise ModelError("输出到达上限（max_tokens）时还没有正文：试试 --no-thinking，或把问题问小")
     message = Message(role="assistant", content=content, **_joined(thoughts))
@@ -194,7 +188,7 @@ THINKING_OFF: Json = {  # every server has its own switch; one that it refuses i
 }
 
 
-def _tell(listener: Hear, text: str) -> None:
+def _tell(listener: Callback, text: str) -> None:
     if listener and text:
         listener(text)
 
@@ -217,8 +211,8 @@ def run_tool_calls(
     repeats: Sequence[int],
     tool_map: Mapping[str, Tool] = TOOL_MAP,
     tool_timeout: float = TOOL_TIMEOUT,
-    on_tool_call: Hear = None,
-    on_tool_result: Hear = None,
+    on_tool_call: Callback = None,
+    on_tool_result: Callback = None,
 ) -> list[Json]:
     """Run the calls of one round in parallel; returns their tool messages, in call order (§2).
 
@@ -230,7 +224,7 @@ def run_tool_calls(
     futures: dict[Any, int] = {}
     limit = min(tool_timeout, LONGEST_WAIT)
     boxes: list[SimpleQueue[str]] = [SimpleQueue() for _ in calls]
-    contexts = [contextvars.copy_context() for _ in calls]
+    contexts = [contextvars.copy_context() for _ in calls]  # so that a caller's tools have theirs
 
     def execute(number: int) -> None:
         boxes[number].put(execute_tool_call(calls[number], tool_map))
@@ -289,10 +283,10 @@ def run_agent(
     tool_timeout: float = TOOL_TIMEOUT,
     timeout: float = READ_TIMEOUT,
     thinking: bool = True,
-    on_tool_call: Hear = None,
-    on_tool_result: Hear = None,
-    on_reasoning: Hear = None,
-    on_content: Hear = None,
+    on_tool_call: Callback = None,
+    on_tool_result: Callback = None,
+    on_reasoning: Callback = None,
+    on_content: Callback = None,
 ) -> str:
     """Ask the model, run the tools it calls, and ask again, until it answers (§4.4).
 
@@ -304,7 +298,7 @@ def run_agent(
     if not messages:
         messages.append({"role": "system", "content": SYSTEM_PROMPT})
     messages.append({"role": "user", "content": user_message})
-    tool_map = {tool.definition["function"]["name"]: tool for tool in tools}
+    tool_map = {tool.name: tool for tool in tools}
     made: Counter[str] = Counter()  # the calls of this run
     tool_choice = "auto"
     with closing(Server(base_url, api_key, timeout)) as server:
@@ -355,8 +349,11 @@ def count_repeats(made: Counter[str], calls: Sequence[Json]) -> list[int]:
     return repeats
 
 
-def mark_of_cut(message: Message, on_content: Hear) -> str:
-    """What an answer that did not end by itself ends with, since half an answer looks whole."""
+def mark_of_cut(message: Message, on_content: Callback) -> str:
+    """What an answer that did not end by itself ends with, since half an answer looks whole.
+
+    For the person only: in `messages` the model would take it for its own words.
+    """
     marks = {
         "length": "\n（回答到达输出上限，在此处被截断）",
         "content_filter": "\n（回答被内容过滤截断）",
@@ -413,9 +410,8 @@ class Server:
     def _send(self, body: Json) -> requests.Response:
         """POST the body; leave out what the server refuses, until it accepts or has refused this
         very request before."""
-        tried: set[bytes] = set()
-        while True:
-            payload = _to_json(self._mended(body))
+        payload, tried = self._payload(body), set()
+        while payload not in tried:
             tried.add(payload)
             response = self._post(payload)
             if response.status_code == 200:
@@ -424,8 +420,8 @@ class Server:
                 text = _error_body(response)
             if response.status_code in (400, 422):
                 self._learn(text)
-            if _to_json(self._mended(body)) in tried:
-                raise _http_error(response, text, self.shown_url)
+            payload = self._payload(body)
+        raise _http_error(response, text, self.shown_url)
 
     def _post(self, payload: bytes) -> requests.Response:
         try:
@@ -433,8 +429,11 @@ class Server:
         except Exception as error:  # a proxy's odd address makes requests raise nearly anything
             raise ModelError(_why_unreachable(error, self.shown_url)) from error
 
-    def _mended(self, body: Json) -> Json:
-        """The body without what the server has refused, its messages in the form servers take."""
+    def _payload(self, body: Json) -> bytes:
+        """The body without what the server has refused, its messages in the form servers take.
+
+        The same bytes each time, until something is learnt: that ends `_send`.
+        """
         kept = {key: value for key, value in body.items() if key not in self.refused}
         if not kept["tools"]:
             kept = {key: kept[key] for key in kept if key not in ("tools", "tool_choice")}
@@ -451,8 +450,7 @@ class Server:
                     message.setdefault(field, "")
             if "content" in self.refused and message.get("tool_calls") and not message["content"]:
                 message["content"] = None  # some gateways refuse "" there, others null
-        kept["messages"] = messages
-        return kept
+        return _to_json({**kept, "messages": messages})
 
     def _learn(self, text: str) -> None:
         """Note the optional fields that a refusal names: does it want them gone, or there?"""
@@ -518,13 +516,13 @@ def _paired(messages: Sequence[Json]) -> list[Json]:
         paired.append(message)
         following = list(takewhile(lambda m: m.get("role") == "tool", messages[at + 1 :]))
         ids: set[str] = set()
-        for call in message.get("tool_calls", []):
+        for number, call in enumerate(message.get("tool_calls", [])):
             nothing = {"role": "tool", "content": "（调用被中断，没有结果）"}
             found = [r for r in following if str(r.get("tool_call_id") or "") == call["id"]]
             if found:
                 following.remove(found[0])
             if not call["id"] or call["id"] in ids:
-                call["id"] = new_id()
+                call["id"] = f"m{at:04}c{number:03}"  # nine letters and digits suit every server
             ids.add(call["id"])
             paired.append({**(found or [nothing])[0], "tool_call_id": call["id"]})
     return paired
@@ -795,7 +793,8 @@ USAGE = """例子：
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status: 0, 1 (ModelError), 2 (usage) or 130 (Ctrl-C)."""
+    """The command line; returns the exit status: 0, 1 (ModelError), 2 (usage), 130 (Ctrl-C), 141
+    (the reader of the pipe has gone)."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - none was handed to us
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr, sys.stdin):

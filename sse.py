@@ -102,8 +102,8 @@ _HEAD = 8 << 20  # bytes of a body kept until its first event, in case it is no 
 def parse_sse_stream(response: requests.Response) -> Generator[Json, None, bool]:
     """The JSON object of each event (§4.2 parseSSEStream), up to `[DONE]` or the end of the body.
 
-    The generator's own value (`yield from`) tells whether `[DONE]` came. A body without any event
-    that is a JSON object, the reply of a server that does not stream, is yielded as that object.
+    The generator's own value (`yield from`) tells whether `[DONE]` came. A body that has no event
+    but is one JSON object, the reply of a server that does not stream, is yielded as that object.
     Raises ModelError for an error that the server reports and for data that is no JSON.
     """
     head, seen, ended, waiting = bytearray(), False, False, 0
@@ -123,7 +123,7 @@ def parse_sse_stream(response: requests.Response) -> Generator[Json, None, bool]
     for event in iter_events(chunks()):
         seen, waiting = True, 0
         texts = [event.data]
-        for data in texts:
+        for data in texts:  # grows by the lines of what is only JSON line by line
             try:
                 value = json.loads(data)
             except (ValueError, RecursionError):
@@ -143,7 +143,7 @@ def parse_sse_stream(response: requests.Response) -> Generator[Json, None, bool]
                 yield value
     if not seen and head.strip():
         text = head.decode("utf-8", "replace")
-        value = _json_or_none(text)
+        value = json_or_none(text)
         if not isinstance(value, dict) or _is_error(value):
             raise ModelError(f"模型服务返回的不是流式回答：{server_words(text)}")
         yield value
@@ -211,7 +211,7 @@ def _drain(response: requests.Response) -> None:
 # ------------------------------------------------------------------ what a server says of errors
 
 
-def _json_or_none(text: str) -> Any:
+def json_or_none(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -232,7 +232,7 @@ def _is_text(value: Any) -> bool:
 
 def server_words(body: str) -> str:
     """What a server says in the body of an error, in whatever shape, as one short line."""
-    return one_line(_words(_json_or_none(body)) or re.sub(r"<[^<>]*>", " ", body))
+    return one_line(_words(json_or_none(body)) or re.sub(r"<[^<>]*>", " ", body))
 
 
 def _words(value: Any, depth: int = 6) -> str:
@@ -272,7 +272,7 @@ class Delta(NamedTuple):
 
     content: str = ""
     reasoning: str = ""
-    thinking: Json = {}  # the same thinking, in the fields in which it came
+    thinking: Json = {}  # field -> the same thinking as it came; as all defaults, never changed
     tool_calls: list[Json] = []
     finish_reason: str = ""
     misfiled: bool = False  # the content so far was thinking: a closing tag has come
@@ -284,25 +284,25 @@ def iter_deltas(response: requests.Response) -> Iterator[Delta]:
     Raises ModelError if the stream ends before the message does: a message is whole when
     `finish_reason` or `[DONE]` has come, and only then.
     """
-    done = finished = unfinished = False
+    done = reason_seen = reason_missing = False
 
     def chunks() -> Iterator[Json]:
         nonlocal done
         try:
             done = yield from parse_sse_stream(response)
         except ConnectionLost:
-            if not (finished and unfinished):
+            if not (reason_seen and reason_missing):
                 raise
 
     for delta, finish_reason in _one_choice(chunks()):
         yield _read_delta(delta, finish_reason)
         # subtle: where every chunk has a finish_reason, it says nothing about the end
-        unfinished = unfinished or not finish_reason
-        if finish_reason and not finished:
-            finished = True
-            if unfinished:
+        reason_missing = reason_missing or not finish_reason
+        if finish_reason and not reason_seen:
+            reason_seen = True
+            if reason_missing:
                 wait_at_most(response, 2.0)  # for [DONE] and usage; the message itself is whole
-    if not done and not finished:
+    if not done and not reason_seen:
         raise ModelError("回答在中途断开：既没有 finish_reason 也没有 [DONE]，内容不完整，请重试")
 
 
@@ -410,7 +410,7 @@ class ToolCalls:
     """
 
     def __init__(self) -> None:
-        self._calls: list[Json] = []  # in the order of their first piece
+        self._calls: list[Json] = []  # by first piece; their arguments still a list of pieces
         self._at: dict[Any, Json] = {}  # index -> the call it means now
         self._by_id: dict[str, Json] = {}
 
@@ -449,23 +449,23 @@ class ToolCalls:
         newest = self._calls[-1] if self._calls else None
         known = self._by_id.get(call_id) if call_id else None
         call = known or (newest if index is None else self._at.get(index))
-        if call is None and not call_id and not name:  # nothing here that could open a call
-            return newest
-        if call is None or not name:
-            return call
+        if not name:  # without a name only an id at a new index opens a call
+            return call or (None if call_id else newest)
+        return call if call and self._continues(call, call_id, index, name, arguments) else None
+
+    def _continues(self, call: Json, call_id: str, index: Any, name: str, arguments: Any) -> bool:
+        """Whether a piece with a name still means `call`, to which its id or index points."""
         so_far = call["function"]["arguments"]
         complete = _ends_object(so_far) and is_json_object("".join(so_far))
-        if known:  # the same id twice: another call only if it stands at another index
-            opens = complete and index is not None and self._at.get(index) is not call
-        elif not call["function"]["name"] and not (call_id and call["id"]):  # the name came late
-            opens = False
-        elif name == call["function"]["name"] and so_far and not complete:  # the name came again
-            opens = False
-        elif call_id:
-            opens = bool(call["id"])
-        else:
-            opens = index is None or bool(arguments) and complete
-        return None if opens else call
+        if call_id in self._by_id:  # the id came again: another call only at another index
+            return not complete or index is None or self._at.get(index) is call
+        if name == call["function"]["name"] and so_far and not complete:  # the name came again
+            return True
+        if call_id:  # a new id is a new call, unless this one has none yet
+            return not call["id"]
+        if not call["function"]["name"]:  # the name came late
+            return True
+        return index is not None and not (arguments and complete)
 
     def finished(self, cut: bool) -> list[Json]:
         """The calls as a reply without streaming would hold them, each with an id of its own.
@@ -480,7 +480,7 @@ class ToolCalls:
             if not function["name"] and not function["arguments"]:
                 continue
             if cut and function["arguments"].strip() in ("", "null"):
-                function["arguments"] = "…"
+                function["arguments"] = "…"  # no JSON, so it will not run
             if not call["id"] or call["id"] in ids:
                 call["id"] = new_id()
             ids.add(call["id"])
@@ -512,7 +512,7 @@ def _join_arguments(pieces: list[str]) -> str:
 
 
 def is_json_object(text: str) -> bool:
-    return text.rstrip().endswith("}") and isinstance(_json_or_none(text), dict)
+    return text.rstrip().endswith("}") and isinstance(json_or_none(text), dict)
 
 
 def new_id() -> str:

@@ -1,7 +1,7 @@
 """From a call to its result: the four tools (article §4.1) and the execution of a call (§4.3).
 
-The order is: what a tool is; the four tools; how they reach the web, and what they must not reach;
-how a page becomes text; how a call is read, checked and run.
+The order is: what a tool is; the four tools; how a call is run, read and checked, also one that was
+written as text; how the tools reach the web, and what they must not reach; how a page becomes text.
 
 But:
 - no decorators and no schema from type hints: a tool is a declaration and a function
@@ -22,11 +22,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta, timezone
 from html.parser import HTMLParser
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from typing import (
-    Any,
-    Callable,
-    NamedTuple,
-)
+from threading import current_thread, main_thread
+from typing import Any, Callable, NamedTuple
 from urllib.parse import parse_qs, quote, urljoin, urlsplit
 
 import requests
@@ -48,6 +45,10 @@ class Tool(NamedTuple):
     definition: Json
     execute: Callable[..., object]
 
+    @property
+    def name(self) -> str:
+        return str(self.definition["function"]["name"])
+
 
 class ToolError(Exception):
     """A tool could not do its work; the text is for the model, one sentence without internals."""
@@ -60,13 +61,10 @@ class BadArguments(ToolError):
 # ------------------------------------------------------------------ get_weather (§4.1)
 
 CHINESE = r"[\u3400-\u9fff]"
-WMO_TEXTS = {  # WMO code 4677 as open-meteo uses it
-    **{0: "晴", 1: "大部晴朗", 2: "局部多云", 3: "阴", 45: "雾", 48: "雾凇", 56: "冻毛毛雨"},
-    **{51: "小毛毛雨", 53: "毛毛雨", 55: "大毛毛雨", 57: "冻毛毛雨", 61: "小雨", 63: "中雨"},
-    **{65: "大雨", 66: "冻雨", 67: "冻雨", 71: "小雪", 73: "中雪", 75: "大雪", 77: "米雪"},
-    **{80: "阵雨", 81: "阵雨", 82: "强阵雨", 85: "阵雪", 86: "阵雪", 95: "雷阵雨"},
-    **{96: "雷阵雨伴冰雹", 99: "雷阵雨伴冰雹"},
-}
+WMO_CODES = """0 晴 1 大部晴朗 2 局部多云 3 阴 45 雾 48 雾凇 51 小毛毛雨 53 毛毛雨 55 大毛毛雨
+56 冻毛毛雨 57 冻毛毛雨 61 小雨 63 中雨 65 大雨 66 冻雨 67 冻雨 71 小雪 73 中雪 75 大雪 77 米雪
+80 阵雨 81 阵雨 82 强阵雨 85 阵雪 86 阵雪 95 雷阵雨 96 雷阵雨伴冰雹 99 雷阵雨伴冰雹""".split()
+SKIES = dict(zip(WMO_CODES[::2], WMO_CODES[1::2]))  # WMO code 4677 as open-meteo uses it
 
 
 def weather_now(city: str) -> str:
@@ -78,21 +76,20 @@ def weather_now(city: str) -> str:
     city = city.strip()
     if not re.search(r"\w", city) or re.match(r"[:~@.]", city) or city.lower() == "moon":
         raise ToolError("缺少城市名称，例如：北京")  # wttr.in would tell the caller's own weather
+    report: Json = {}
     try:
         report = _weather_from_wttr(city)
-        doubt = ""
-        if re.search(CHINESE, city) and report["国家"] not in ("China", "中国", ""):
-            doubt = "wttr.in 查到的地点不在中国，可能不是要问的城市，请核对"
-            report["注意"] = doubt
+        if not re.search(CHINESE, city) or report["国家"] in ("China", "中国", ""):
+            return _json(report)
+        report["注意"] = why = "wttr.in 查到的地点不在中国，可能不是要问的城市，请核对"
     except ToolError as error:
-        report, doubt = {}, str(error)
-    if doubt:
-        try:
-            return _json(_weather_from_open_meteo(city, doubt))
-        except ToolError as error:
-            if not report:
-                raise ToolError(f"查不到 {city} 的天气：{doubt}；{error}") from None
-    return _json(report)
+        why = str(error)
+    try:
+        return _json(_weather_from_open_meteo(city, why))
+    except ToolError as error:
+        if report:
+            return _json(report)
+        raise ToolError(f"查不到 {city} 的天气：{why}；{error}") from None
 
 
 def _weather_from_wttr(city: str) -> Json:
@@ -174,7 +171,7 @@ def _weather_from_open_meteo(city: str, why: str) -> Json:
         return {
             "查询": city,
             "匹配地点": "，".join(name for name in area if isinstance(name, str)),
-            "天气": WMO_TEXTS.get(now["weather_code"], f"天气代码 {now['weather_code']}"),
+            "天气": SKIES.get(str(now["weather_code"]), f"天气代码 {now['weather_code']}"),
             "温度": _measure(now["temperature_2m"], "°C"),
             "体感温度": _measure(now["apparent_temperature"], "°C"),
             "湿度": _measure(now["relative_humidity_2m"], "%"),
@@ -202,6 +199,7 @@ get_weather = Tool(
     },
     weather_now,
 )
+
 
 # ------------------------------------------------------------------ get_news (§4.1)
 
@@ -295,6 +293,7 @@ get_news = Tool(
     search_news,
 )
 
+
 # ------------------------------------------------------------------ get_time (§4.1)
 
 
@@ -319,6 +318,7 @@ get_time = Tool(
     beijing_time,
 )
 
+
 # ------------------------------------------------------------------ read_url (§4.1)
 
 MAX_SUMMARY = 4000  # characters of a page that the model gets
@@ -326,7 +326,7 @@ MAX_SUMMARY = 4000  # characters of a page that the model gets
 
 def read_page(url: str) -> str:
     """Title and main text of a web page as JSON text {title, summary}."""
-    url = url.strip().rstrip("。，、）)】》\"'>")
+    url = url.strip().rstrip("。，、）】》\"'>" + ("" if "(" in url else ")"))
     if "://" not in url and not re.match(r"(?i)(data|javascript|mailto|file|about):", url):
         url = "https://" + url
     parts = _split_url(url)
@@ -389,7 +389,332 @@ read_url = Tool(
 
 # §4.1: the registry goes to the model as a whole; a call is looked up by name.
 TOOLS = [get_weather, get_news, get_time, read_url]
-TOOL_MAP = {tool.definition["function"]["name"]: tool for tool in TOOLS}
+TOOL_MAP = {tool.name: tool for tool in TOOLS}
+
+
+# ------------------------------------------------------------------ executing a call (§4.3)
+
+MAX_RESULT = 8000  # characters of a tool's result that the model gets
+
+
+def execute_tool_call(call: Json, tool_map: Mapping[str, Tool] = TOOL_MAP) -> str:
+    """§4.3: run one call and return its result, or what went wrong, as text for the model.
+
+    Never raises for a fault of the model or the tool: a model that reads what was wrong can mend
+    its next call.
+    """
+    function = call.get("function")
+    function = function if isinstance(function, dict) else {}
+    name = str(function.get("name") or "").partition("<|")[0].strip()  # a template's token stuck on
+    tool = tool_map.get(name)
+    if tool is None:
+        return as_data(f"未找到工具 {_clip(name, 100)}。可用的工具：{'、'.join(tool_map) or '无'}")
+    arguments = read_arguments(function.get("arguments"))
+    if arguments is None:
+        text = _clip(str(function.get("arguments")), 500)
+        return as_data(f"工具参数不是合法 JSON: {text}\n请重新调用，参数为{_usage(tool)}")
+    try:
+        arguments, unknown = fit_arguments(tool.definition, arguments)
+        result = as_data(_result_text(tool.execute(**arguments)))
+    except BadArguments as error:
+        return as_data(f"工具参数有误：{error}。{name} 的参数为{_usage(tool)}")
+    except BaseException as error:  # SystemExit too: the fault of one call is not the others'
+        if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+            raise  # no fault of the tool: Ctrl-C
+        return as_data(f"工具执行失败: {_error_text(error)}")
+    ignored = f"\n（已忽略未知参数：{as_data('、'.join(unknown))}）" if unknown else ""
+    return result + ignored
+
+
+def _error_text(error: BaseException) -> str:
+    try:
+        return str(error) or type(error).__name__
+    except Exception:  # an exception that cannot even be printed
+        return type(error).__name__
+
+
+def _usage(tool: Tool) -> str:
+    schema = _schema_of(tool.definition)
+    return "一个 JSON 对象，格式：" + _clip(_json(schema.get("properties") or {}), 800)
+
+
+def _result_text(result: object) -> str:
+    if isinstance(result, bytes):
+        result = result.decode("utf-8", "replace")
+    if result is not None and not isinstance(result, str):
+        result = json.dumps(result, ensure_ascii=False, default=str)
+    return result if result and result.strip() else "（工具没有返回内容）"
+
+
+def as_data(text: str) -> str:
+    """A result as the model may read it: of bounded size, and with nothing in it that looks like
+    the marks with which chat templates separate messages, calls and results."""
+    marks = (
+        r"<(?=[|｜]|/?(?:tool_response|tool_call|tools|think|function|start_of_turn|end_of_turn)\b)"
+    )
+    return _clip(re.sub(marks, "< ", text), MAX_RESULT)
+
+
+def _clip(text: str, limit: int) -> str:
+    if len(text) <= limit:
+        return text
+    return f"{text[:limit]}…（已截断：共 {len(text)} 字，只给出前 {limit} 字）"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+# ------------------------------------------------------------------ reading a call
+
+
+def read_arguments(arguments: Any) -> Json | None:
+    """The arguments of a call as an object, or None if they are none (§2: they are a JSON string).
+
+    "" and null stand for no arguments. Mended is only what cannot change a value: an object that
+    was not made a string, a string made twice, a fence around it, raw control characters.
+    """
+    for _ in range(3):
+        if isinstance(arguments, dict):
+            return arguments
+        if arguments is None:
+            return {}
+        if not isinstance(arguments, str):
+            return None
+        text = re.sub(r"\A```\w*\s*(.*?)\s*```\Z", r"\1", arguments.strip(), flags=re.S)
+        if not text:
+            return {}
+        try:
+            arguments = json.loads(text, strict=False)
+        except (ValueError, RecursionError):
+            return None
+    return None
+
+
+JSON_TYPES: dict[str, Any] = {
+    "string": str,
+    "integer": int,
+    "number": (int, float),
+    "boolean": bool,
+    "array": list,
+    "object": dict,
+}
+
+
+def fit_arguments(definition: Json, arguments: Json) -> tuple[Json, list[str]]:
+    """The arguments as the declaration wants them, and the names of those it does not know.
+
+    Raises BadArguments, with a sentence for the model, for what cannot be mended without loss.
+    """
+    schema = _schema_of(definition)
+    properties: Json = schema.get("properties") or {}
+    if "properties" not in schema or schema.get("additionalProperties"):
+        return arguments, []
+    for wrapper in ("arguments", "parameters", "properties"):  # small models imitate the schema
+        inner = arguments.get(wrapper)
+        if isinstance(inner, dict) and not properties.keys() & arguments.keys():
+            arguments = inner
+    required = schema.get("required")
+    required = required if isinstance(required, list) else []
+    fitting = {}
+    for key, value in arguments.items():
+        if key in properties and (value is not None or key in required):
+            fitting[key] = _coerce(key, value, properties[key])
+    missing = [key for key in required if key not in fitting]
+    if missing:
+        raise BadArguments(f"缺少参数 {'、'.join(missing)}")
+    return fitting, [key for key in arguments if key not in properties]
+
+
+def _schema_of(definition: Json) -> Json:
+    schema = definition["function"].get("parameters")
+    return schema if isinstance(schema, dict) else {}
+
+
+def _coerce(key: str, value: Any, schema: Any) -> Any:
+    """`value` in the declared type, if it says the same there: "5" for 5, but not "5 items".
+
+    What a schema says in other forms (anyOf, $ref, true) is not checked.
+    """
+    schema = schema if isinstance(schema, dict) else {}
+    kinds = schema.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if all(isinstance(kind, str) and kind in [*JSON_TYPES, "null"] for kind in kinds):
+        readings = [value, *(_converted(value, kind) for kind in kinds)]
+        fitting = [found for found in readings if any(_is_a(found, kind) for kind in kinds)]
+        if not fitting:
+            wanted = "/".join(kinds)
+            raise BadArguments(f"参数 {key} 应为 {wanted} 类型，收到的是 {_json(value)[:100]}")
+        value = fitting[0]
+    if isinstance(schema.get("enum"), list) and value not in schema["enum"]:
+        raise BadArguments(f"参数 {key} 只能是 {_json(schema['enum'])[:300]} 之一")
+    return value
+
+
+def _converted(value: Any, kind: str) -> Any:
+    """`value` as JSON of another type, where that says the same."""
+    if kind == "string":
+        return str(value) if _is_a(value, "number") else value
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _is_a(value: Any, kind: str) -> bool:
+    if kind == "null":
+        return value is None
+    return isinstance(value, JSON_TYPES[kind]) and (
+        kind == "boolean" or not isinstance(value, bool)
+    )
+
+
+def call_key(call: Json) -> str:
+    """The same for two calls exactly if they ask for the same thing."""
+    arguments = read_arguments(call["function"]["arguments"])
+    raw = call["function"]["arguments"] if arguments is None else arguments
+    return f"{call['function']['name']} {json.dumps(raw, sort_keys=True, ensure_ascii=False)}"
+
+
+# ------------------------------------------------------------------ a call that was written as text
+
+# strings, compiled at their first use, so that the module is imported fast
+_BLOCK = (
+    r"(?ms)^[ \t]{0,8}(?:<(tool_call|tools|tool_response)>(.*?)(?:</\1>|\Z)"
+    r"|```(?:json|xml|tool_\w+)?[ \t]*\n(.*?)(?:^[ \t]*```|\Z)"
+    r"|(<function=.*?(?:</function>|\Z)))\s*"
+)
+_MAY_BE_CALL = (
+    r"(?m)\A\s*`{0,2}\s*(?:\{|\[\s*(?:\{|\Z)|\Z)"  # the whole reply in JSON, or nothing so far
+    r"|^[ \t]{0,8}(?:```(?:json|xml|tool_\w+)?[ \t]*(?:\n\s*(?:[{\[<]|\Z)|\Z)|`{0,2}\Z"
+    r"|```\w*\Z|<(?:tool_call|tools|function|tool_response)\b|<\w*\Z)"
+)
+
+
+def showable(content: str, shown: int) -> int:
+    """How much of a growing text is an answer for sure; the rest may turn out to be a call.
+
+    Blanks at the beginning are held back too: in a round of calls there is often nothing else
+    (§4.2). `shown` is the value before; only what comes after it is looked at.
+    """
+    found = re.compile(_MAY_BE_CALL).search(content, shown)
+    return found.start() if found else len(content)
+
+
+def calls_in_text(content: str, tools: Iterable[Tool]) -> tuple[str, list[Json]]:
+    """Calls that a small model has written as text: (the text before them, the calls).
+
+    A call is only what is the whole reply, or tagged blocks that end it, and names known tools.
+    The same syntax inside prose is a quotation, and so is a fence after prose.
+    """
+    names = {tool.name for tool in tools}
+    whole = content.strip("` \n")  # small models also leave half of a fence
+    blocks = [] if whole[:1] in ("{", "[") else list(re.finditer(_BLOCK, content))
+    start = blocks[0].start() if blocks else 0
+    if blocks and sum(len(block[0]) for block in blocks) != len(content) - start:
+        return content, []  # prose after or between the blocks
+    if content[:start].strip() and content.startswith("```", start):
+        return content, []
+    calls: list[Json] = []
+    for tag, *payload in [block.groups("") for block in blocks] or [("", whole)]:
+        if tag == "tool_response":  # a result that the model made up: no call, and no answer either
+            continue
+        found = _read_calls("".join(payload))
+        if not found or any(call["function"]["name"] not in names for call in found):
+            return content, []
+        calls += found
+    return content[:start], calls
+
+
+def copies_result(content: str, last: Mapping[str, Any]) -> bool:
+    """Whether a reply to a tool's result is nothing but JSON copied out of it, which small models
+    take for an answer. After any other message, such as a request for an answer, it is one."""
+    text = re.sub(r"\A```\w*\s*(.*?)\s*```\Z", r"\1", content.strip(), flags=re.S)
+    if last.get("role") != "tool" or text[:1] not in ("{", "["):
+        return False
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    strings = re.findall(r'"(?:[^"\\]|\\.)*"', text)
+    return bool(strings) and all(string in str(last.get("content")) for string in strings)
+
+
+def _read_calls(text: str) -> list[Json]:
+    """The calls of which `text` consists, or [] if it holds anything else.
+
+    What follows a call as JSON that is no call is a result that the model has made up: left out.
+    """
+    if text.lstrip().startswith("<function="):
+        return _read_xml_calls(text)
+    calls: list[Json] = []
+    decoder, at = json.JSONDecoder(strict=False), 0
+    try:
+        while at < len(text):
+            gap = re.compile(r"(?:```\w*|[\s,;\[\]`])+").match(text, at)  # one a line, or a list
+            if gap:
+                at = gap.end()
+                continue
+            doubled = text.startswith("{{", at)  # the braces of the template's example, imitated
+            value, at = decoder.raw_decode(text, at + doubled)
+            if doubled and not text.startswith("}", at):
+                return []
+            at += doubled
+            call = _read_json_call(value)
+            if call:
+                calls.append(call)
+            elif not calls or isinstance(value, dict) and "name" in value:
+                return []
+    except (ValueError, RecursionError, TypeError):
+        return []
+    return calls
+
+
+def _read_json_call(value: Any) -> Json | None:
+    """The call that a JSON value is, in the protocol's form or without its envelope."""
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]
+    if not isinstance(value, dict) or value.keys() - {
+        "id",
+        "type",
+        "name",
+        "arguments",
+        "parameters",
+    }:
+        return None  # data that happens to have a name, or a tool's declaration
+    arguments = value.get("arguments", value.get("parameters"))
+    found = None if arguments is None else read_arguments(arguments)
+    if found is None or found.get("type") == "object" and "properties" in found:
+        return None
+    return _call(str(value.get("name")), arguments)
+
+
+def _read_xml_calls(text: str) -> list[Json]:
+    """`<function=name><parameter=key>value</parameter></function>`, each closed, nothing beside."""
+    *parts, rest = text.split("</function>")
+    calls = []
+    for part in parts:
+        name, _, body = part.strip().partition(">")
+        *pairs, left = body.split("</parameter>")
+        arguments = {}
+        for pair in pairs:
+            key, mark, value = pair.strip().partition(">")
+            if not re.fullmatch(r"<parameter=[\w.-]+", key) or not mark:
+                return []
+            arguments[key[len("<parameter=") :]] = value.strip("\n")
+        if not re.fullmatch(r"<function=[\w.-]+", name) or left.strip():
+            return []
+        calls.append(_call(name[len("<function=") :], arguments))
+    return [] if rest.strip() else calls
+
+
+def _call(name: str, arguments: Any) -> Json:
+    text = arguments if isinstance(arguments, str) else _json(arguments or {})
+    function = {"name": name, "arguments": text}
+    return {"id": new_id(), "type": "function", "function": function}
+
 
 # ------------------------------------------------------------------ the web
 
@@ -416,15 +741,19 @@ def fetch(
 ) -> Page:
     """The one way of the tools to the web: bounded in bytes, in time, and in where it may go.
 
-    `seconds` limit the whole transfer, since a server that sends a byte now and then never runs
-    into a read time-out. Raises ToolError.
+    `seconds` limit each wait and the bodies as a whole, since a server that sends a byte now and
+    then never runs into a read time-out. Raises ToolError.
     """
     deadline = time.monotonic() + seconds
     try:
         with WebSession() as web:
             for _ in range(MAX_HOPS):
                 left = max(deadline - time.monotonic(), 0.01)
-                options: Json = {"headers": headers, "json": json, "timeout": (min(5, left), left)}
+                options: Json = {
+                    "headers": headers,
+                    "json": json,
+                    "timeout": (min(5, left), left),
+                }
                 with web.request(method, url, stream=True, **options) as response:
                     onward = response.headers.get("Location") if response.is_redirect else None
                     if onward is None or method != "GET":
@@ -785,325 +1114,3 @@ def _detail_text(page_data: str) -> str:
         return _page_text(detail.get("content") or "")[1] or _plain(detail.get("summary") or "")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return ""
-
-
-# ------------------------------------------------------------------ reading a call
-
-
-def read_arguments(arguments: Any) -> Json | None:
-    """The arguments of a call as an object, or None if they are none (§2: they are a JSON string).
-
-    "" and null stand for no arguments. Mended is only what cannot change a value: an object that
-    was not made a string, a string made twice, a fence around it, raw control characters.
-    """
-    for _ in range(3):
-        if isinstance(arguments, dict):
-            return arguments
-        if arguments is None:
-            return {}
-        if not isinstance(arguments, str):
-            return None
-        text = re.sub(r"\A```\w*\s*(.*?)\s*```\Z", r"\1", arguments.strip(), flags=re.S)
-        if not text:
-            return {}
-        try:
-            arguments = json.loads(text, strict=False)
-        except (ValueError, RecursionError):
-            return None
-    return None
-
-
-JSON_TYPES: dict[str, Any] = {
-    "string": str,
-    "integer": int,
-    "number": (int, float),
-    "boolean": bool,
-    "array": list,
-    "object": dict,
-}
-
-
-def fit_arguments(definition: Json, arguments: Json) -> tuple[Json, list[str]]:
-    """The arguments as the declaration wants them, and the names of those it does not know.
-
-    Raises BadArguments, with a sentence for the model, for what cannot be mended without loss.
-    """
-    schema = _schema_of(definition)
-    properties: Json = schema.get("properties") or {}
-    if "properties" not in schema or schema.get("additionalProperties"):
-        return arguments, []
-    for wrapper in ("arguments", "parameters", "properties"):  # small models imitate the schema
-        inner = arguments.get(wrapper)
-        if isinstance(inner, dict) and not properties.keys() & arguments.keys():
-            arguments = inner
-    required = schema.get("required")
-    required = required if isinstance(required, list) else []
-    fitting = {}
-    for key, value in arguments.items():
-        if key in properties and (value is not None or key in required):
-            fitting[key] = _coerce(key, value, properties[key])
-    missing = [key for key in required if key not in fitting]
-    if missing:
-        raise BadArguments(f"缺少参数 {'、'.join(missing)}")
-    return fitting, [key for key in arguments if key not in properties]
-
-
-def _schema_of(definition: Json) -> Json:
-    schema = definition["function"].get("parameters")
-    return schema if isinstance(schema, dict) else {}
-
-
-def _coerce(key: str, value: Any, schema: Any) -> Any:
-    """`value` in the declared type, if it says the same there: "5" for 5, but not "5 items".
-
-    What a schema says in other forms (anyOf, $ref, true) is not checked.
-    """
-    schema = schema if isinstance(schema, dict) else {}
-    kinds = schema.get("type")
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    if all(isinstance(kind, str) and kind in [*JSON_TYPES, "null"] for kind in kinds):
-        readings = [value, *(_converted(value, kind) for kind in kinds)]
-        fitting = [found for found in readings if any(_is_a(found, kind) for kind in kinds)]
-        if not fitting:
-            wanted = "/".join(kinds)
-            raise BadArguments(f"参数 {key} 应为 {wanted} 类型，收到的是 {_json(value)[:100]}")
-        value = fitting[0]
-    if isinstance(schema.get("enum"), list) and value not in schema["enum"]:
-        raise BadArguments(f"参数 {key} 只能是 {_json(schema['enum'])[:300]} 之一")
-    return value
-
-
-def _converted(value: Any, kind: str) -> Any:
-    """`value` as JSON of another type, where that says the same."""
-    if kind == "string":
-        return str(value) if _is_a(value, "number") else value
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def _is_a(value: Any, kind: str) -> bool:
-    if kind == "null":
-        return value is None
-    return isinstance(value, JSON_TYPES[kind]) and (
-        kind == "boolean" or not isinstance(value, bool)
-    )
-
-
-def call_key(call: Json) -> str:
-    """The same for two calls exactly if they ask for the same thing."""
-    arguments = read_arguments(call["function"]["arguments"])
-    raw = call["function"]["arguments"] if arguments is None else arguments
-    return f"{call['function']['name']} {json.dumps(raw, sort_keys=True, ensure_ascii=False)}"
-
-
-# ------------------------------------------------------------------ executing a call (§4.3)
-
-MAX_RESULT = 8000  # characters of a tool's result that the model gets
-
-
-def execute_tool_call(call: Json, tool_map: Mapping[str, Tool] = TOOL_MAP) -> str:
-    """§4.3: run one call and return its result, or what went wrong, as text for the model.
-
-    Never raises for a fault of the model or the tool: a model that reads what was wrong can mend
-    its next call.
-    """
-    function = call.get("function")
-    function = function if isinstance(function, dict) else {}
-    name = str(function.get("name") or "").partition("<|")[0].strip()  # a template's token stuck on
-    tool = tool_map.get(name)
-    if tool is None:
-        return as_data(f"未找到工具 {_clip(name, 100)}。可用的工具：{'、'.join(tool_map) or '无'}")
-    arguments = read_arguments(function.get("arguments"))
-    if arguments is None:
-        text = _clip(str(function.get("arguments")), 500)
-        return as_data(f"工具参数不是合法 JSON: {text}\n请重新调用，参数为{_usage(tool)}")
-    try:
-        arguments, unknown = fit_arguments(tool.definition, arguments)
-        result = as_data(_result_text(tool.execute(**arguments)))
-    except BadArguments as error:
-        return as_data(f"工具参数有误：{error}。{name} 的参数为{_usage(tool)}")
-    except BaseException as error:  # SystemExit too: the fault of one call is not the others'
-        return as_data(f"工具执行失败: {_error_text(error)}")
-    ignored = f"\n（已忽略未知参数：{as_data('、'.join(unknown))}）" if unknown else ""
-    return result + ignored
-
-
-def _error_text(error: BaseException) -> str:
-    try:
-        return str(error) or type(error).__name__
-    except Exception:  # an exception that cannot even be printed
-        return type(error).__name__
-
-
-def _usage(tool: Tool) -> str:
-    schema = _schema_of(tool.definition)
-    return "一个 JSON 对象，格式：" + _clip(_json(schema.get("properties") or {}), 800)
-
-
-def _result_text(result: object) -> str:
-    if isinstance(result, bytes):
-        result = result.decode("utf-8", "replace")
-    if result is not None and not isinstance(result, str):
-        result = json.dumps(result, ensure_ascii=False, default=str)
-    return result if result and result.strip() else "（工具没有返回内容）"
-
-
-def as_data(text: str) -> str:
-    """A result as the model may read it: of bounded size, and with nothing in it that looks like
-    the marks with which chat templates separate messages, calls and results."""
-    marks = (
-        r"<(?=[|｜]|/?(?:tool_response|tool_call|tools|think|function|start_of_turn|end_of_turn)\b)"
-    )
-    return _clip(re.sub(marks, "< ", text), MAX_RESULT)
-
-
-def _clip(text: str, limit: int) -> str:
-    if len(text) <= limit:
-        return text
-    return f"{text[:limit]}…（已截断：共 {len(text)} 字，只给出前 {limit} 字）"
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
-# ------------------------------------------------------------------ a call that was written as text
-
-# strings, compiled at their first use, so that the module is imported fast
-_BLOCK = (
-    r"(?ms)^[ \t]{0,8}(?:<(tool_call|tools|tool_response)>(.*?)(?:</\1>|\Z)"
-    r"|```(?:json|xml|tool_\w+)?[ \t]*\n(.*?)(?:^[ \t]*```|\Z)"
-    r"|(<function=.*?(?:</function>|\Z)))\s*"
-)
-_MAY_BE_CALL = (
-    r"(?m)\A\s*`{0,2}\s*(?:\{|\[\s*(?:\{|\Z)|\Z)"  # the whole reply in JSON, or nothing so far
-    r"|^[ \t]{0,8}(?:```(?:json|xml|tool_\w+)?[ \t]*(?:\n\s*(?:[{\[<]|\Z)|\Z)|`{0,2}\Z"
-    r"|```\w*\Z|<(?:tool_call|tools|function|tool_response)\b|<\w*\Z)"
-)
-
-
-def showable(content: str, shown: int) -> int:
-    """How much of a growing text is an answer for sure; the rest may turn out to be a call.
-
-    Blanks at the beginning are held back too: in a round of calls there is often nothing else
-    (§4.2). `shown` is the value before; only what comes after it is looked at.
-    """
-    found = re.compile(_MAY_BE_CALL).search(content, shown)
-    return found.start() if found else len(content)
-
-
-def calls_in_text(content: str, tools: Iterable[Tool]) -> tuple[str, list[Json]]:
-    """Calls that a small model has written as text: (the text before them, the calls).
-
-    A call is only what is the whole reply, or tagged blocks that end it, and names known tools.
-    The same syntax inside prose is a quotation, and so is a fence after prose.
-    """
-    names = {tool.definition["function"]["name"] for tool in tools}
-    whole = content.strip("` \n")  # small models also leave half of a fence
-    blocks = [] if whole[:1] in ("{", "[") else list(re.finditer(_BLOCK, content))
-    start = blocks[0].start() if blocks else 0
-    if blocks and sum(len(block[0]) for block in blocks) != len(content) - start:
-        return content, []  # prose after or between the blocks
-    if content[:start].strip() and content.startswith("```", start):
-        return content, []
-    calls: list[Json] = []
-    for tag, *payload in [block.groups("") for block in blocks] or [("", whole)]:
-        if tag == "tool_response":  # a result that the model made up: no call, and no answer either
-            continue
-        found = _read_calls("".join(payload))
-        if not found or any(call["function"]["name"] not in names for call in found):
-            return content, []
-        calls += found
-    return content[:start], calls
-
-
-def copies_result(content: str, last: Mapping[str, Any]) -> bool:
-    """Whether a reply to a tool's result is nothing but JSON copied out of it, which small models
-    take for an answer. After any other message, such as a request for an answer, it is one."""
-    text = re.sub(r"\A```\w*\s*(.*?)\s*```\Z", r"\1", content.strip(), flags=re.S)
-    if last.get("role") != "tool" or text[:1] not in ("{", "["):
-        return False
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    strings = re.findall(r'"(?:[^"\\]|\\.)*"', text)
-    return bool(strings) and all(string in str(last.get("content")) for string in strings)
-
-
-def _read_calls(text: str) -> list[Json]:
-    """The calls of which `text` consists, or [] if it holds anything else.
-
-    What follows a call as JSON that is no call is a result that the model has made up: left out.
-    """
-    if text.lstrip().startswith("<function="):
-        return _read_xml_calls(text)
-    calls: list[Json] = []
-    decoder, at = json.JSONDecoder(strict=False), 0
-    try:
-        while at < len(text):
-            gap = re.compile(r"(?:```\w*|[\s,;\[\]`])+").match(text, at)  # one a line, or a list
-            if gap:
-                at = gap.end()
-                continue
-            doubled = text.startswith("{{", at)  # the braces of the template's example, imitated
-            value, at = decoder.raw_decode(text, at + doubled)
-            if doubled and not text.startswith("}", at):
-                return []
-            at += doubled
-            call = _read_json_call(value)
-            if call:
-                calls.append(call)
-            elif not calls or "name" in value:
-                return []
-    except (ValueError, RecursionError, TypeError):
-        return []
-    return calls
-
-
-def _read_json_call(value: Any) -> Json | None:
-    """The call that a JSON value is, in the protocol's form or without its envelope."""
-    if isinstance(value, dict) and isinstance(value.get("function"), dict):
-        value = value["function"]
-    if not isinstance(value, dict) or value.keys() - {
-        "id",
-        "type",
-        "name",
-        "arguments",
-        "parameters",
-    }:
-        return None  # data that happens to have a name, or a tool's declaration
-    arguments = value.get("arguments", value.get("parameters"))
-    found = None if arguments is None else read_arguments(arguments)
-    if found is None or found.get("type") == "object" and "properties" in found:
-        return None
-    return _call(str(value.get("name")), arguments)
-
-
-def _read_xml_calls(text: str) -> list[Json]:
-    """`<function=name><parameter=key>value</parameter></function>`, each closed, nothing beside."""
-    *parts, rest = text.split("</function>")
-    calls = []
-    for part in parts:
-        name, _, body = part.strip().partition(">")
-        *pairs, left = body.split("</parameter>")
-        arguments = {}
-        for pair in pairs:
-            key, mark, value = pair.strip().partition(">")
-            if not re.fullmatch(r"<parameter=[\w.-]+", key) or not mark:
-                return []
-            arguments[key[len("<parameter=") :]] = value.strip("\n")
-        if not re.fullmatch(r"<function=[\w.-]+", name) or left.strip():
-            return []
-        calls.append(_call(name[len("<function=") :], arguments))
-    return [] if rest.strip() else calls
-
-
-def _call(name: str, arguments: Any) -> Json:
-    text = arguments if isinstance(arguments, str) else _json(arguments or {})
-    function = {"name": name, "arguments": text}
-    return {"id": new_id(), "type": "function", "function": function}

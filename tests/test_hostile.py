@@ -1,5 +1,6 @@
 """What an outsider tried in order to break it; most of these once did."""
 
+import json
 import os
 import subprocess
 import sys
@@ -345,6 +346,14 @@ def test_closed_and_full_outputs_are_no_traceback_and_cost_no_answer(ending, sta
 def test_thinking_before_a_bare_closing_tag_stays_out_of_a_pipe():
     with wire.server([wire.say("秘密思考</think>答案")]) as server:
         assert command(server, f'"{sys.executable}" react_min.py hi').stdout.decode() == "答案\n"
+
+
+def test_half_an_emoji_in_a_delta_costs_nothing_of_what_follows():
+    texts, heard = ["\ud83d", "\ude00 看\n```", "json\n{}\n```"], []
+    stream = "".join(f"data: {json.dumps(wire.chunk({'content': text}))}\n\n" for text in texts)
+    with wire.server([wire.sse(stream)]) as server:
+        assert ask(server, on_content=heard.append) == "😀 看\n```json\n{}\n```"
+    assert "".join(heard).endswith(" 看\n```json\n{}\n```")
 
 
 # ------------------------------------------------------------------ what is shown too early

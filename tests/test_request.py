@@ -407,6 +407,18 @@ def test_an_empty_list_of_calls_and_an_empty_message_are_left_out():
     assert mended(USER, answered, empty, null) == [USER, bare]
 
 
+@pytest.mark.parametrize("ids", [["", ""], ["a", "a"]])
+def test_a_history_without_proper_ids_is_no_endless_loop(ids):
+    calls = [history_call(id=ids[0]), history_call(id=ids[1])]
+    history = [USER, {"role": "assistant", "content": "", "tool_calls": calls}]
+    with wire.server(lambda request: error("no", 401)) as server:
+        with pytest.raises(ModelError, match="401"):
+            ask(server, messages=history)
+        assert len(server.requests) == 1
+        made_up = [call["id"] for call in sent(server, 0)[1]["tool_calls"]]
+    assert len(set(made_up)) == 2 and all(made_up)
+
+
 def test_a_history_that_was_cut_is_paired():
     calls = [history_call(), history_call(id="b")]
     calling = {"role": "assistant", "content": "", "tool_calls": calls}

@@ -275,6 +275,13 @@ def test_hostile_markup_is_read_or_refused_but_never_hangs(web, body):
         assert "没有读到正文" in str(error)
 
 
+def test_brackets_that_belong_to_an_address_stay(web):
+    web["example.com"] = b"<p>" + b"word " * 50
+    for url in ("https://example.com/a_(b)", "(https://example.com/a)"):
+        read_page(url.lstrip("("))
+    assert web["asked"] == ["https://example.com/a_(b)", "https://example.com/a"]
+
+
 def test_a_long_page_is_cut_visibly(web):
     read = page(web, f"<p>{LONG * 500}</p>")
     assert "已截断" in read["summary"] and len(read["summary"]) < 4100
