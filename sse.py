@@ -122,23 +122,19 @@ def parse_sse_stream(response: requests.Response) -> Generator[Json, None, bool]
 
     for event in iter_events(chunks()):
         seen, waiting = True, 0
-        texts = [event.data]
-        for data in texts:  # grows by the lines of what is only JSON line by line
+        for text in _json_texts(event.data):
+            if text == "[DONE]":
+                _drain(response)
+                return True
+            if not text or text.startswith(":"):  # a keep-alive sent as data
+                continue
             try:
-                value = json.loads(data)
+                value = json.loads(text)
             except (ValueError, RecursionError):
-                if data.strip() == "[DONE]":
-                    _drain(response)
-                    return True
-                if not data.strip() or data.lstrip().startswith(":"):  # a keep-alive sent as data
-                    continue
-                if "\n" in data:  # events sent without the blank line between them
-                    texts.extend(data.split("\n"))
-                    continue
                 what = "回答在中途断开，最后一段不完整" if ended else "模型服务发来的数据不是 JSON"
-                raise ModelError(f"{what}：{one_line(data)}") from None
+                raise ModelError(f"{what}：{one_line(text)}") from None
             if event.event == "error" or _is_error(value):
-                raise ModelError(f"模型服务报错：{server_words(data)}")
+                raise ModelError(f"模型服务报错：{server_words(text)}")
             if isinstance(value, dict):
                 yield value
     if not seen and head.strip():
@@ -148,6 +144,13 @@ def parse_sse_stream(response: requests.Response) -> Generator[Json, None, bool]
             raise ModelError(f"模型服务返回的不是流式回答：{server_words(text)}")
         yield value
     return False
+
+
+def _json_texts(data: str) -> list[str]:
+    """What an event holds: one text, or one a line where the blank lines between events lack."""
+    lines = data.split("\n")
+    together = len(lines) == 1 or json_or_none(data) is not None
+    return [data.strip()] if together else [line.strip() for line in lines]
 
 
 class PlainSession(requests.Session):
