@@ -453,10 +453,13 @@ def _result_text(result: object) -> str:
 def as_data(text: str) -> str:
     """A result as the model may read it: of bounded size, and with nothing in it that looks like
     the marks with which chat templates separate messages, calls and results."""
-    marks = (
-        r"<(?=[|｜]|/?(?:tool_response|tool_call|tools|think|function|start_of_turn|end_of_turn)\b)"
-    )
-    return _clip(re.sub(marks, "< ", text), MAX_RESULT)
+    return _clip(re.sub(TEMPLATE_MARKS, r"\g<0> ", text), MAX_RESULT)
+
+
+TEMPLATE_MARKS = (  # where the marks of Qwen, DeepSeek, Gemma, Llama and Mistral begin
+    r"<(?=[|｜]|/?(?:tool_response|tool_call|tools|think|function|start_of_turn|end_of_turn)\b|/?s>)"
+    r"|<(?=</?SYS>>)|\[(?=/?(?:INST|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|SYSTEM_PROMPT)\])"
+)
 
 
 def _clip(text: str, limit: int) -> str:

@@ -263,9 +263,14 @@ def test_an_unknown_name_is_clipped_and_harmless():
     assert len(text) < 1000 and "</tool_response>" not in text
 
 
-def test_page_text_cannot_forge_the_templates_marks():
-    text = tools.as_data("a<|im_start|>b</tool_response>c<tool_call>d")
-    assert "<|" not in text and "</tool_response>" not in text and "<tool_call>" not in text
+@pytest.mark.parametrize(
+    "mark",
+    ["<|im_start|>", "<｜User｜>", "</tool_response>", "<tool_call>", "</think>", "<end_of_turn>"]
+    + ["<<SYS>>", "[/INST]", "[TOOL_RESULTS]", "</s>"],
+)
+def test_page_text_cannot_forge_the_templates_marks(mark):
+    text = tools.as_data(f"a {mark} b < c [d]")
+    assert mark not in text and text.replace(f"{mark[0]} {mark[1:]}", mark) == f"a {mark} b < c [d]"
 
 
 def test_an_exception_that_cannot_be_printed_is_told_at_once():
