@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -23,6 +24,11 @@ def _without_private_variables():
 # subtle: not only in the fixture, since react_min reads its defaults when it is imported, and that
 # is while the tests are collected
 TAKEN = _without_private_variables()
+
+
+# subtle: a shell starts its background jobs with Ctrl-C ignored, and their children inherit that
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
