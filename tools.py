@@ -588,16 +588,19 @@ def call_key(call: Json) -> str:
 # ------------------------------------------------------------------ a call that was written as text
 
 # strings, compiled at their first use, so that the module is imported fast
-_BLOCK = (
-    r"(?ms)^[ \t]{0,8}(?:<(tool_call|tools|tool_response)>(.*?)(?:</\1>|\Z)"
-    r"|```(?:json|xml|tool_\w+)?[ \t]*\n(.*?)(?:^[ \t]*```|\Z)"
-    r"|(<function=.*?(?:</function>|\Z)))\s*"
-)
-_MAY_BE_CALL = (
-    r"(?m)\A\s*`{0,2}\s*(?:\{|\[\s*(?:\{|\Z)|\Z)"  # the whole reply in JSON, or nothing so far
-    r"|^[ \t]{0,8}(?:```(?:json|xml|tool_\w+)?[ \t]*(?:\n\s*(?:[{\[<]|\Z)|\Z)|`{0,2}\Z"
-    r"|```\w*\Z|<(?:tool_call|tools|function|tool_response)\b|<\w*\Z)"
-)
+_BLOCK = r"""(?msx)
+    ^[ \t]{0,8} (?:
+        <(tool_call|tools|tool_response)> (.*?) (?: </\1> | \Z )       # <tool_call>{…}</tool_call>
+      | ```(?:json|xml|tool_\w+)? [ \t]*\n (.*?) (?: ^[ \t]*``` | \Z )   # a fence around {…}
+      | ( <function= .*? (?: </function> | \Z ) )                      # <function=…>…</function>
+    ) \s*"""
+_MAY_BE_CALL = r"""(?mx)
+    \A\s* `{0,2} \s* (?: \{ | \[\s*(?:\{|\Z) | \Z )                   # all of it {…} or [{…}]
+  | ^[ \t]{0,8} (?:
+        ```(?:json|xml|tool_\w+)? [ \t]* (?: \n\s*(?:[{\[<]|\Z) | \Z )   # a fence before {…}
+      | <(?:tool_call|tools|tool_response|function)\b                  # <tool_call>
+      | ```\w*\Z | `{0,2}\Z | <\w*\Z                                  # the beginning of these
+    )"""
 
 
 def showable(content: str, shown: int) -> int:
@@ -606,6 +609,7 @@ def showable(content: str, shown: int) -> int:
     Blanks at the beginning are held back too: in a round of calls there is often nothing else
     (§4.2). `shown` is the value before; only what comes after it is looked at.
     """
+    # subtle: a start position, unlike a slice, leaves \A and ^ at the true beginnings
     found = re.compile(_MAY_BE_CALL).search(content, shown)
     return found.start() if found else len(content)
 
