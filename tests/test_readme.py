@@ -169,7 +169,7 @@ def test_the_tool_of_ones_own_runs(monkeypatch):
             react_min, "run_agent", lambda q, **k: asked.update(k) or run(q, **k, **use)
         )
         exec(compile(code, "README.md", "exec"), {})
-        assert server.requests[1].body["messages"][-1]["content"] == "42.5"
+        assert server.requests[1].body["messages"][-1]["content"] == "12.5 + 30 = 42.5"
     assert len(code.strip().split("\n")) <= 11
 
 
