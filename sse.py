@@ -56,6 +56,7 @@ def iter_events(chunks: Iterable[bytes]) -> Iterator[Event]:
     """
     decoder = codecs.getincrementaldecoder("utf-8-sig")("replace")  # -sig: one BOM, at the start
     pending: list[str] = []  # text since the last blank line; joined once, so a huge line is linear
+    half = ""  # a line end at the end of that text: perhaps half of a blank line
     last_id, after_cr = "", False
     for chunk in chunks:
         text = decoder.decode(chunk)
@@ -67,15 +68,16 @@ def iter_events(chunks: Iterable[bytes]) -> Iterator[Event]:
         if "\r" in text:
             after_cr = text[-1] == "\r"
             text = text.replace("\r\n", "\n").replace("\r", "\n")
-        blank_line = "\n\n" in text or (text[0] == "\n" and pending and pending[-1][-1:] == "\n")
-        pending.append(text)
-        if not blank_line:
-            continue
-        *blocks, rest = "".join(pending).split("\n\n")
-        pending = [rest]
+        *blocks, rest = (half + text).split("\n\n")
+        if blocks:
+            blocks[0] = "".join([*pending, blocks[0]])
+            pending = []
+        half = "\n" if rest.endswith("\n") else ""
+        pending.append(rest[: len(rest) - len(half)])
         for block in blocks:
-            if block.startswith("data: ") and "\n" not in block:  # nearly all of a model's events
-                yield Event("message", block[6:], last_id)
+            field, _, value = block.partition(": ")
+            if field == "data" and "\n" not in value:  # nearly all of a model's events
+                yield Event("message", value, last_id)
                 continue
             event, data, retry = "", [], None
             for line in block.split("\n"):
@@ -148,9 +150,9 @@ def parse_sse_stream(response: requests.Response) -> Generator[Json, None, bool]
 
 def _json_texts(data: str) -> list[str]:
     """What an event holds: one text, or one a line where the blank lines between events lack."""
-    lines = data.split("\n")
-    together = len(lines) == 1 or json_or_none(data) is not None
-    return [data.strip()] if together else [line.strip() for line in lines]
+    if "\n" not in data or json_or_none(data) is not None:
+        return [data.strip()]
+    return [line.strip() for line in data.split("\n")]
 
 
 class PlainSession(requests.Session):
@@ -173,8 +175,9 @@ def read_bytes(response: requests.Response) -> Iterator[bytes]:
     subtle: `iter_content(n)` waits for n bytes unless the body is chunked, so a stream ended by
     closing would arrive in bursts. `read1` does not wait, but urllib3 before 2.1 has none.
     """
+    packed = "Content-Encoding" in response.headers  # urllib3's decoder costs even where it is idle
     if isinstance(response.raw, urllib3.HTTPResponse) and hasattr(response.raw, "read1"):
-        while chunk := response.raw.read1(16384, decode_content=True):
+        while chunk := response.raw.read1(16384, decode_content=packed):
             yield chunk
     else:
         yield from response.iter_content(1)
