@@ -48,6 +48,7 @@ from sse import (
     ToolCalls,
     innermost,
     iter_deltas,
+    json_or_none,
     one_line,
     read_bytes,
     server_words,
@@ -499,9 +500,8 @@ def _wire_call(call: Json) -> Json:
     function = dict(function) if isinstance(function, dict) else {}
     function["name"] = function.get("name") or "unknown"
     raw = function.get("arguments")
-    arguments = read_arguments(raw)
-    if not isinstance(raw, str) or arguments is None or not raw.lstrip().startswith("{"):
-        function["arguments"] = json.dumps(arguments or {}, ensure_ascii=False)
+    if not isinstance(raw, str) or not isinstance(json_or_none(raw), dict):
+        function["arguments"] = json.dumps(read_arguments(raw) or {}, ensure_ascii=False)
     kept = {key: value for key, value in call.items() if value is not None and key != "index"}
     return {"type": "function", **kept, "id": str(call.get("id") or ""), "function": function}
 

@@ -429,7 +429,7 @@ class ToolCalls:
         name, arguments = _text(function.get("name")), function.get("arguments")
         call_id, index = piece.get("id") or "", piece.get("index")
         call_id = call_id if isinstance(call_id, str) else str(call_id)
-        index = index if isinstance(index, (int, str)) else None
+        index = index if isinstance(index, (int, float, str)) else None
         if arguments is not None and not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False)
         call = self._owner(call_id, index, name, arguments)
@@ -453,8 +453,9 @@ class ToolCalls:
     def _owner(self, call_id: str, index: Any, name: str, arguments: Any) -> Json | None:
         """The call that a piece continues, or None if it opens one."""
         newest = self._calls[-1] if self._calls else None
-        known = self._by_id.get(call_id) if call_id else None
-        call = known or (newest if index is None else self._at.get(index))
+        at_index = self._at.get(index)
+        known = at_index if at_index and at_index["id"] == call_id else self._by_id.get(call_id)
+        call = known or (newest if index is None else at_index)
         if not name:  # without a name only an id at a new index opens a call
             return call or (None if call_id else newest)
         return call if call and self._continues(call, call_id, index, name, arguments) else None
@@ -463,15 +464,17 @@ class ToolCalls:
         """Whether a piece with a name still means `call`, to which its id or index points."""
         so_far = call["function"]["arguments"]
         complete = _ends_object(so_far) and is_json_object("".join(so_far))
+        same_name = name == call["function"]["name"]
         if call_id in self._by_id:  # the id came again: another call only at another index
-            return not complete or index is None or self._at.get(index) is call
-        if name == call["function"]["name"] and so_far and not complete:  # the name came again
+            here = index is None or self._at.get(index) is call
+            return here or same_name and not complete
+        if same_name and so_far and not complete:  # the name came again
             return True
         if call_id:  # a new id is a new call, unless this one has none yet
             return not call["id"]
         if not call["function"]["name"]:  # the name came late
             return True
-        return index is not None and not (arguments and complete)
+        return index is not None and not (complete and (arguments or not same_name))
 
     def finished(self, cut: bool) -> list[Json]:
         """The calls as a reply without streaming would hold them, each with an id of its own.
@@ -508,8 +511,11 @@ def _longer_name(function: Json, name: str) -> str:
 
 
 def _join_arguments(pieces: list[str]) -> str:
-    """The pieces one after the other; only if that is no JSON may they be repetitions."""
+    """The pieces one after the other; only if that is no JSON may they be repetitions, or follow
+    an empty object that stood for what was to come."""
     joined = "".join(pieces)
+    if pieces and pieces[0] == "{}" and is_json_object(joined[2:]):
+        return joined[2:]
     if len(pieces) > 1 and not is_json_object(joined) and is_json_object(pieces[-1]):
         last = pieces[-1]
         if "".join(pieces[:-1]) == last or all(map(last.startswith, pieces)):

@@ -66,6 +66,9 @@ CUT = "<tool_call>\n<function=delete>\n<parameter=path>\n/home\n</parameter>\n<p
         (f"```python\n{DELETE}\n```", "stop"),
         (f"格式示例：\n```json\n{DELETE}\n```", "stop"),
         (f"```json\n{DELETE}\n```\n这是一个例子。", "stop"),
+        (f"1. 格式示例：\n   ```json\n   {DELETE}\n   ```", "stop"),
+        (f"示例：\n```text\n<tool_call>\n{DELETE}\n</tool_call>", "stop"),
+        (f";{DELETE}", "stop"),
         (f"格式是 <tool_call>{DELETE}</tool_call>，请小心。", "stop"),
         ('{"name": "nobody", "arguments": {}}', "stop"),
         ('{"temperature": 3}', "stop"),
@@ -193,6 +196,11 @@ def test_a_finish_reason_in_every_chunk_says_nothing_about_the_end():
     chunks = [wire.chunk({"content": letter}, "stop") for letter in "半个"]
     with wire.server([wire.Reply([wire.sse(*chunks, done=False)], end="reset")]) as server:
         error_of(server)
+
+
+def test_endless_blank_lines_in_arguments_are_read_at_once():
+    assert tools.read_arguments("```json" + "\n" * 100_000 + "x") is None
+    assert tools.read_arguments("```" + "a" * 100_000) is None
 
 
 # ------------------------------------------------------------------ foreign forms
@@ -375,6 +383,8 @@ XML = "<function=delete>\n<parameter=path>\n/\n</parameter>\n</function>"
         f"{{{CALL}}}",
         f"`{CALL}`",
         f"``\n{CALL}\n``",
+        f"``` {CALL} ```",
+        f"[[{CALL}]]",
         f"```json\n{CALL}\n```",
         f"  ```\n{CALL}",
         f"我来查。\n<tool_call>\n{CALL}\n</tool_call>\n\n<tool_call>{CALL}",

@@ -415,6 +415,9 @@ WRITTEN = '{"name": "echo", "arguments": {"text": "A"}}'
         f"{WRITTEN}\n{WRITTEN}",
         f"好的。\n<tool_call>{WRITTEN}</tool_call>",
         "<function=echo>\n<parameter=text>\nA\n</parameter>\n</function>",
+        f"<tool_call>\n{WRITTEN}\n</tool_call><|im_end|>\n",
+        f"{WRITTEN}\n</tool_call>",
+        f"```JSON\r\n{WRITTEN}\r\n```",
     ],
 )
 def test_a_call_written_as_text_runs_and_is_not_shown(text):
@@ -424,6 +427,14 @@ def test_a_call_written_as_text_runs_and_is_not_shown(text):
         assert sent(server, 1)[-1]["content"] == "A"
         assert sent(server, 1)[2]["tool_calls"][0]["function"]["name"] == "echo"
     assert "echo" not in "".join(heard)
+
+
+def test_in_a_tag_even_a_name_alone_is_a_call():
+    now = tool("now", lambda: "三点")
+    written = wire.say('<tool_call>\n{"name": "now"}\n</tool_call>')
+    with wire.server([written, GOOD]) as server:
+        assert ask(server, tools=[now]) == "好"
+        assert sent(server, 1)[-1]["content"] == "三点"
 
 
 def test_a_result_that_the_model_makes_up_is_no_answer():

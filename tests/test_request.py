@@ -391,6 +391,13 @@ def test_arguments_of_the_history_that_are_an_object_become_a_string():
     assert isinstance(arguments, str) and json.loads(arguments) == {"text": "A"}
 
 
+def test_arguments_that_only_a_lenient_parser_reads_go_back_as_strict_json():
+    call = history_call('{"text": "a\nb"}')
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    arguments = mended(USER, calling, RESULT)[1]["tool_calls"][0]["function"]["arguments"]
+    assert json.loads(arguments) == {"text": "a\nb"}
+
+
 def test_null_content_index_and_unknown_keys_of_the_history():
     call = history_call(index=0, thought_signature="s", extra=None)
     calling = {"role": "assistant", "content": None, "tool_calls": [call]}

@@ -147,6 +147,16 @@ def test_nothing_found_and_a_failed_source_never_look_alike(web):
     web[PAPER] = {"code": 99998, "desc": "系统繁忙"}
     with pytest.raises(ToolError, match="不代表没有新闻.*系统繁忙"):
         search_news("x")
+    for items in ({}, "", None, [{"name": "甲", "link": "javascript:alert(1)"}], [{"name": None}]):
+        web[PAPER] = {"code": 200, "data": {"list": items}}
+        with pytest.raises(ToolError, match="澎湃新闻：回答的格式不认识"):
+            search_news("x")
+
+
+def test_one_broken_item_does_not_cost_the_others(web):
+    good = {"name": "甲", "link": "https://a.test/"}
+    web[PAPER] = {"code": 200, "data": {"list": [{"name": None, "contId": 1}, 5, good]}}
+    assert json.loads(search_news("x")) == [{"title": "甲", "link": "https://a.test/"}]
 
 
 def test_the_fallbacks_are_named(web):
@@ -160,7 +170,7 @@ def test_the_fallbacks_are_named(web):
 def test_bing_links_are_unwrapped_and_gbk_is_read(web):
     real = "https://c.test/1?a=1"
     link = f"http://www.bing.com/news/apiclick.aspx?x=1&amp;url={real.replace(':', '%3a')}"
-    item = f"<item><title>油价</title><link>{link}</link></item>"
+    item = f"<item><title>油价</title><link>\n {link}\n</link></item>"
     feed = f'<?xml version="1.0" encoding="gb2312"?><rss><channel>{item}</channel></rss>'
     web[BING] = feed.encode("gb2312")
     assert json.loads(search_news("x"))[0]["title"] == "油价"
@@ -219,6 +229,9 @@ def test_hidden_text_is_skipped_but_not_what_a_script_will_show(web):
         f"<div hidden>{LONG}密令</div><p>{LONG}</p>",
     )
     assert "公开" in read["summary"] and "密令" not in read["summary"]
+    for tag in ("p", "li"):  # their end tags may be left out
+        read = page(web, f"<{tag} hidden>密令<{tag}>{LONG}公开")
+        assert "公开" in read["summary"] and "密令" not in read["summary"]
 
 
 GBK = f"<title>镕</title><p>{LONG}朱镕基喆</p>"
@@ -246,7 +259,8 @@ def test_the_character_set_is_found_whatever_is_declared(web, body, kind):
 @pytest.mark.parametrize(
     "body, kind, why",
     [
-        (b"%PDF-1.7 x", "text/html", "不支持的类型"),
+        (b"\n%PDF-1.7 x", "text/html", "不支持的类型"),
+        (b"PK", "application/octet-stream", "不支持的类型"),
         (b"\x89PNG\0\0", "image/png", "不支持的类型"),
         (b"<div id=app></div><script src=a.js></script>", "text/html", "JavaScript"),
         (b"<script>var arg1='x'; acw_sc__v2</script>", "text/html", "人机验证"),
@@ -266,20 +280,26 @@ def test_plain_text_json_and_feeds_are_text(web):
 
 
 @pytest.mark.parametrize(
-    "body", ["<a " * 9000, "<![x]>" * 9000, "<div>" * 200_000, "<p " + "x=1 " * 9000, "<!--" * 9000]
+    "body",
+    ["<a " * 9000, "<![x]>" * 9000, "<div>" * 200_000, "<p " + "x=1 " * 9000, "<!--" * 9000]
+    + [("<p>" + "a" * 40 + "<p>x" * 6) * 28_000, f"<p>{'长' * 50}&#{'9' * 5000};"],
 )
 def test_hostile_markup_is_read_or_refused_but_never_hangs(web, body):
+    kind = "text/html; charset=" + " " * 60_000 + "!"
     try:
-        assert page(web, f"<title>题</title>{body}")["title"] == "题"
+        assert page(web, f"<title>题</title>{body}", kind)["title"] == "题"
     except ToolError as error:
         assert "没有读到正文" in str(error)
 
 
 def test_brackets_that_belong_to_an_address_stay(web):
     web["example.com"] = b"<p>" + b"word " * 50
-    for url in ("https://example.com/a_(b)", "(https://example.com/a)"):
-        read_page(url.lstrip("("))
-    assert web["asked"] == ["https://example.com/a_(b)", "https://example.com/a"]
+    given = ["https://example.com/a_(b)", "https://example.com/a)。", "<https://example.com/b>"]
+    given += ["//example.com/c", "example.com/d?url=http://x.test"]
+    for url in given:
+        read_page(url)
+    real = ["a_(b)", "a", "b", "c", "d?url=http://x.test"]
+    assert web["asked"] == [f"https://example.com/{path}" for path in real]
 
 
 def test_a_long_page_is_cut_visibly(web):
@@ -391,8 +411,28 @@ def test_a_body_that_drips_ends_with_the_time_for_it(monkeypatch):
     monkeypatch.setattr(tools, "_judged_addresses", lambda host, port: ["127.0.0.1"])
     drip = wire.Reply([b"x"] * 100, gap=0.1)  # ten seconds, and never a silence of one
     with wire.server([drip]) as server:
-        body = tools.fetch(server.base_url, seconds=1).body
-    assert 0 < len(body) < 50
+        page = tools.fetch(server.base_url, seconds=1)
+    assert 0 < len(page.body) < 50 and page.cut
+
+
+def test_a_page_that_was_not_read_to_its_end_says_so(web):
+    web["x.test"] = Page("http://x.test/", 200, "text/html", f"<p>{LONG}".encode(), cut=True)
+    assert json.loads(read_page("x.test"))["summary"].endswith("…（网页没有读完）")
+
+
+def test_dead_addresses_of_a_name_do_not_add_up(monkeypatch):
+    tried = []
+    many = [f"127.0.0.{n}" for n in range(1, 31)]
+    monkeypatch.setattr(tools, "_judged_addresses", lambda host, port: many)
+
+    def dead(self):
+        tried.append(self._dns_host)
+        raise tools.HTTPError("dead")
+
+    monkeypatch.setattr(tools.HTTPConnection, "_new_conn", dead)
+    with pytest.raises(ToolError, match="a.test"):
+        tools.fetch("http://a.test/")
+    assert tried == many[:4]
 
 
 def test_the_browser_of_the_tools_sends_no_password_from_netrc():
