@@ -33,10 +33,11 @@ from ipaddress import ip_address
 from itertools import takewhile
 from queue import Empty, SimpleQueue
 from typing import Any, Callable, Optional, TextIO
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import requests
 from requests.adapters import HTTPAdapter
+from requests.auth import HTTPBasicAuth
 from urllib3.exceptions import HTTPError, InvalidHeader, MaxRetryError, ReadTimeoutError
 from urllib3.util.retry import Retry
 
@@ -46,6 +47,7 @@ from sse import (
     ModelError,
     PlainSession,
     ToolCalls,
+    broken_off,
     innermost,
     iter_deltas,
     json_or_none,
@@ -165,9 +167,9 @@ def call_model_stream(
             for part in delta.tool_calls:
                 calls.add(part)
             finish_reason = delta.finish_reason or finish_reason
-    tool_calls = calls.finished(cut=finish_reason == "length")
+    tool_calls = calls.finished(cut=broken_off(finish_reason))
     streamed, content = content[:shown], _whole_letters(content)
-    if not tool_calls and finish_reason not in ("length", "content_filter"):
+    if not tool_calls and not broken_off(finish_reason):
         content, tool_calls = calls_in_text(content, tools)
         content = "" if messages and copies_result(content, messages[-1]) else content
     if content.strip():
@@ -191,7 +193,7 @@ THINKING_OFF: Json = {  # every server has its own switch; one that it refuses i
 
 def _tell(listener: Callback, text: str) -> None:
     if listener and text:
-        listener(text)
+        listener(_whole_letters(text))
 
 
 def _joined(thoughts: Mapping[str, list[Any]]) -> Json:
@@ -228,7 +230,10 @@ def run_tool_calls(
     contexts = [contextvars.copy_context() for _ in calls]  # so that a caller's tools have theirs
 
     def execute(number: int) -> None:
-        boxes[number].put(execute_tool_call(calls[number], tool_map))
+        result = "工具执行失败"
+        with suppress(BaseException):  # even if telling what went wrong goes wrong
+            result = execute_tool_call(calls[number], tool_map)
+        boxes[number].put(result)
 
     def wait_for(number: int) -> str:
         if repeats[number] > 1:
@@ -355,11 +360,10 @@ def mark_of_cut(message: Message, on_content: Callback) -> str:
 
     For the person only: in `messages` the model would take it for its own words.
     """
-    marks = {
-        "length": "\n（回答到达输出上限，在此处被截断）",
-        "content_filter": "\n（回答被内容过滤截断）",
-    }
-    mark = marks.get(message.finish_reason, "")
+    if not broken_off(message.finish_reason):
+        return ""
+    reasons = {"length": "到达输出上限", "content_filter": "被内容过滤"}
+    mark = f"\n（回答{reasons.get(message.finish_reason, message.finish_reason)}，在此处被截断）"
     _tell(on_content, mark)
     return mark
 
@@ -378,12 +382,14 @@ class Server:
         shown = parts._replace(path=path, netloc=parts.netloc.rpartition("@")[2], query="")
         self.shown_url = shown.geturl()  # without user and password
         self.key = _checked_key(_key_for(base_url) if api_key is None else api_key)
+        self.login = (unquote(parts.username or ""), unquote(parts.password or ""))
         self.timeout = (CONNECT_TIMEOUT, min(timeout, LONGEST_WAIT))
         self.refused: set[str] = set()
         self.demanded: set[str] = set()
         self.session = PlainSession()
         # neither a proxy nor ~/.netrc has a say about a server on this machine
         self.session.trust_env = not _is_loopback(parts.hostname or "")
+        self.session.verify = os.environ.get("REQUESTS_CA_BUNDLE") or True
         self.session.auth = self._authorize
         self.session.headers["Content-Type"] = "application/json"
         self.session.headers["Accept"] = "text/event-stream, application/json"
@@ -397,6 +403,8 @@ class Server:
     def _authorize(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         if self.key:
             request.headers["Authorization"] = f"Bearer {self.key}"
+        elif any(self.login):  # in the address, as for a server behind a proxy of one's own
+            request = HTTPBasicAuth(*self.login)(request)
         return request
 
     @contextmanager
@@ -589,7 +597,7 @@ def _split_base_url(base_url: str) -> Any:
             return parts
     except ValueError:
         pass
-    shown = one_line(_without_password(base_url))
+    shown = one_line(_without_password(base_url).partition("?")[0])
     raise ModelError(
         f"模型服务的地址不对：{shown!r}。OPENAI_BASE_URL 应当像 http://localhost:11434/v1"
     )
@@ -601,9 +609,11 @@ def _without_password(text: str) -> str:
 
 
 def _without_key(text: str, key: str) -> str:
-    """A text without the key, also where white space was folded into it or it was cut off ("…")."""
+    """A text without the key, also where white space was folded into it or it was cut off (…)."""
     for end in range(len(key), min(len(key), 8) - 1, -1):
-        pattern = r"\s*".join(map(re.escape, key[:end])) + ("" if end == len(key) else "(?=…)")
+        pattern = r"\s*".join(map(re.escape, key[:end])) + (
+            "" if end == len(key) else r"(?=…|\.\.\.)"
+        )
         text = re.sub(pattern, "***", text) if key else text
     return text
 
@@ -668,6 +678,8 @@ def _why_unreachable(error: Exception, url: str) -> str:
         return f"模型服务一直没有回答（{url}）：等待超时，模型可能还在加载，可用 --timeout 放宽"
     if isinstance(error, requests.exceptions.SSLError):
         return f"与模型服务的安全连接（TLS）失败（{url}）：{inner}"
+    if "Failed to parse" in text or isinstance(error, requests.exceptions.InvalidProxyURL):
+        return "代理的地址不对，请检查 HTTP_PROXY/HTTPS_PROXY"  # not shown: it may hold a password
     if isinstance(error, requests.exceptions.ProxyError):
         return f"连不上代理（要访问 {url}）：{inner}。请检查 HTTP_PROXY/HTTPS_PROXY"
     if isinstance(error, requests.exceptions.ConnectTimeout):
@@ -693,15 +705,14 @@ def notice(text: str) -> None:
 # ------------------------------------------------------------------ the terminal
 
 # strings, compiled at their first use, so that the module is imported fast
+# subtle: of the controls beyond 127 only a colour's is read on to its end: text in a wrong
+# character set is full of them, and one that opens a string would swallow what follows
 ESCAPE = (
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # colours, cursor
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90-\x9f]{0,999}(?:\x07|\x1b\\|\x9c)"
+    r"(?:\x1b\[|\x9b(?=[0-?]))[0-?]*[ -/]*[@-~]"  # colours, cursor
+    r"|\x1b[\]PX^_][^\x07\x1b]{0,999}(?:\x07|\x1b\\)"  # titles, clipboard, links
     r"|\x1b[ -/]*[0-Z\\^-~]"
 )
-UNFINISHED = (
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z"
-    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90-\x9f]{0,999}\x1b?\Z|\x1b[ -/]*\Z"
-)
+UNFINISHED = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*\Z|\x1b[\]PX^_][^\x07\x1b]{0,999}\x1b?\Z|\x1b[ -/]*\Z"
 CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 
 
@@ -714,22 +725,26 @@ class Terminal:
     """Writes a run as it comes: the answer to standard output, all else to standard error.
 
     Into a pipe goes the answer alone. But whether text is the answer is known only when no call
-    follows it (§4.2). So there the text of a round waits PATIENCE seconds for a call, which would
-    make it a remark; then it flows, since a reader of the pipe wants to see it live.
+    follows it (§4.2). So there the text of a round waits for a call, which would make it a remark:
+    LONGEST seconds, or until it comes slowly, PAUSE seconds between two pieces. Then it flows,
+    since a reader of the pipe wants to see it live.
     """
 
-    PATIENCE = 0.2
+    LONGEST, PAUSE = 2.0, 0.2
 
     def __init__(self) -> None:
-        self.patience = -1.0 if sys.stdout.isatty() else self.PATIENCE
+        self.piped = not sys.stdout.isatty()
         self.dim = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-        self._kind, self._since = "", 0.0  # of what is being written: reasoning, content, or none
+        self._kind = ""  # of what is being written: reasoning, content, or none
+        self._since = self._last = 0.0  # when it began, when its last piece came
         self._open: TextIO | None = None  # where a line was begun and not ended
         self._held = ""  # the beginning of an escape sequence
         self._waiting = ""  # text that may be a remark
         self._streamed = False  # whether text of this round has reached standard output
 
     def on_reasoning(self, text: str) -> None:
+        if printable(text) == self._waiting:  # what has waited was thinking, not the answer
+            self._waiting = ""
         self._begin("reasoning")
         text = self._clean(text)
         self._write(f"\x1b[2m{text}\x1b[0m" if self.dim and text else text, sys.stderr)
@@ -737,13 +752,16 @@ class Terminal:
     def on_content(self, text: str) -> None:
         self._begin("content")
         self._waiting += self._clean(text)
-        if time.monotonic() - self._since > self.patience:
+        now, last = time.monotonic(), self._last
+        self._last = now
+        if not self.piped or now - self._since > self.LONGEST or now - last > self.PAUSE:
             self._streamed = self._streamed or bool(self._waiting)
             self._write_waiting(sys.stdout)
 
     def on_tool_call(self, line: str) -> None:
         self._write_waiting(sys.stderr)
         self._begin("")
+        self._streamed = False
         self._write(printable(line) + "\n", sys.stderr)
 
     def on_tool_result(self, line: str) -> None:
@@ -753,17 +771,22 @@ class Terminal:
     def finish(self, answer: str = "") -> None:
         """End the open line. Without an answer (an error, Ctrl-C) what still waits is half of one,
         and dropped; an answer that was not streamed (the fuse's sentence) is written."""
-        self._waiting = self._waiting if answer and self._streamed else printable(answer)
+        rest = self._waiting + printable(self._held)
+        self._waiting = rest if answer and self._streamed else printable(answer)
         self._write_waiting(sys.stdout)
-        self._begin("")
+        self._end_line()
 
     def _begin(self, kind: str) -> None:
         """What follows is of another kind, and begins on a line of its own."""
         if kind != self._kind:
-            if self._open:
-                self._write("\n", self._open)
-            self._kind, self._since = kind, time.monotonic()
-            self._held, self._streamed = "", False
+            if not (self.piped and self._open is sys.stdout):  # there nothing else comes between
+                self._end_line()
+            self._kind, self._held = kind, ""
+            self._since = self._last = time.monotonic()
+
+    def _end_line(self) -> None:
+        if self._open:
+            self._write("\n", self._open)
 
     def _clean(self, text: str) -> str:
         text = self._held + text
@@ -813,7 +836,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # `| head -1` has seen enough
             return 141
-        notice(f"错误：写不出回答：{error}")
+        notice(f"错误：读不了问题或写不出回答：{error}")
         return 1
 
 
@@ -841,6 +864,9 @@ def _parser() -> Any:
 
 
 def _command(options: Any) -> int:
+    if not 0 < options.timeout <= LONGEST_WAIT:
+        notice(f"--timeout 应当是大于 0、不超过 {LONGEST_WAIT:g} 的秒数")
+        return 2
     if options.demo:
         return demo(options)
     question = options.question
@@ -848,9 +874,6 @@ def _command(options: Any) -> int:
         question = sys.stdin.read()
     if not (question or "").strip():
         notice('没有问题。用法：python react_min.py "问题"（--help 看说明，--demo 看演示）')
-        return 2
-    if not 0 < options.timeout <= LONGEST_WAIT:
-        notice(f"--timeout 应当是大于 0、不超过 {LONGEST_WAIT:g} 的秒数")
         return 2
     converse(question.strip(), options, base_url=BASE_URL, model=MODEL)
     return 0

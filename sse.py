@@ -18,6 +18,7 @@ import codecs
 import json
 import os
 import re
+import time
 from collections.abc import Generator, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -101,18 +102,21 @@ _MAX_EVENT = 64 << 20  # bytes; a body that goes on without an event is not read
 _HEAD = 8 << 20  # bytes of a body kept until its first event, in case it is no event stream at all
 
 
-def parse_sse_stream(response: requests.Response) -> Generator[Json, None, bool]:
+def parse_sse_stream(
+    response: requests.Response, body: Iterable[bytes] | None = None
+) -> Generator[Json, None, bool]:
     """The JSON object of each event (§4.2 parseSSEStream), up to `[DONE]` or the end of the body.
 
     The generator's own value (`yield from`) tells whether `[DONE]` came. A body that has no event
     but is one JSON object, the reply of a server that does not stream, is yielded as that object.
-    Raises ModelError for an error that the server reports and for data that is no JSON.
+    Raises ModelError for an error that the server reports and for data that is no JSON. `body`:
+    the bytes, where somebody else watches over their arrival.
     """
     head, seen, ended, waiting = bytearray(), False, False, 0
 
     def chunks() -> Iterator[bytes]:
         nonlocal ended, waiting
-        for chunk in _model_bytes(response):
+        for chunk in _model_bytes(response) if body is None else body:
             waiting += len(chunk)
             if waiting > _MAX_EVENT:
                 raise ModelError("模型服务发来的数据没有尽头，不是流式回答")
@@ -291,11 +295,18 @@ def iter_deltas(response: requests.Response) -> Iterator[Delta]:
     `finish_reason` or `[DONE]` has come, and only then.
     """
     done = reason_seen = reason_missing = False
+    last_call = float("inf")  # the time after which nobody waits for what may still come
+
+    def body() -> Iterator[bytes]:
+        for chunk in _model_bytes(response):
+            yield chunk
+            if time.monotonic() > last_call:  # comments alone would go on for ever
+                raise ConnectionLost("服务器在回答之后没有结束")
 
     def chunks() -> Iterator[Json]:
         nonlocal done
         try:
-            done = yield from parse_sse_stream(response)
+            done = yield from parse_sse_stream(response, body())
         except ConnectionLost:
             if not (reason_seen and reason_missing):
                 raise
@@ -306,8 +317,9 @@ def iter_deltas(response: requests.Response) -> Iterator[Delta]:
         reason_missing = reason_missing or not finish_reason
         if finish_reason and not reason_seen:
             reason_seen = True
-            if reason_missing:
-                wait_at_most(response, 2.0)  # for [DONE] and usage; the message itself is whole
+            if reason_missing:  # the message is whole; wait a little for [DONE] and usage
+                wait_at_most(response, 2.0)
+                last_call = time.monotonic() + 2.0
     if not done and not reason_seen:
         raise ModelError("回答在中途断开：既没有 finish_reason 也没有 [DONE]，内容不完整，请重试")
 
@@ -317,11 +329,12 @@ def _one_choice(chunks: Iterable[Json]) -> Iterator[tuple[Json, str]]:
     first_index, streamed = None, False
     for number, choice in enumerate(filter(None, map(_first_choice, chunks))):
         index = choice.get("index")
-        index = index if isinstance(index, int) else 0
+        index = index if isinstance(index, int) and index > 0 else 0
         first_index = index if first_index is None else first_index
         if index not in (first_index, first_index + number):  # some servers count the chunks here
             continue
         finish_reason = _text(choice.get("finish_reason"))
+        finish_reason = "" if finish_reason in ("null", "None") else finish_reason
         if finish_reason == "error":
             raise ModelError(f"模型服务报错：{one_line(_words(choice))}")
         delta = choice.get("delta")
@@ -333,6 +346,12 @@ def _one_choice(chunks: Iterable[Json]) -> Iterator[tuple[Json, str]]:
         if not isinstance(delta, dict) or delta.get("role") == "tool":
             delta = {}
         yield delta, finish_reason
+
+
+def broken_off(finish_reason: str) -> bool:
+    """Whether a message did not end by itself. Each server has words of its own for that."""
+    words = "length|max_tokens|context|filter|sensitive|safety|network|resource|abort|cancel|error"
+    return bool(re.search(words, finish_reason.lower()))
 
 
 def _first_choice(chunk: Json) -> Json | None:

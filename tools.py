@@ -444,7 +444,7 @@ def _outcome(call: Json, tool_map: Mapping[str, Tool]) -> str:
 def _error_text(error: BaseException) -> str:
     try:
         return str(error) or type(error).__name__
-    except Exception:  # an exception that cannot even be printed
+    except BaseException:  # an exception that cannot even be printed
         return type(error).__name__
 
 
@@ -454,10 +454,15 @@ def _usage(tool: Tool) -> str:
 
 
 def _result_text(result: object) -> str:
+    if hasattr(result, "__await__"):
+        getattr(result, "close", bool)()  # else Python warns that nobody has waited for it
+        raise ToolError("工具是异步函数（async def），这里只能运行普通函数")
+    if isinstance(result, Iterator):
+        result = list(result)
     if isinstance(result, bytes):
         result = result.decode("utf-8", "replace")
     if result is not None and not isinstance(result, str):
-        result = json.dumps(result, ensure_ascii=False, default=str)
+        result = _json(result)
     return result if result and result.strip() else "（工具没有返回内容）"
 
 
@@ -480,7 +485,7 @@ def _clip(text: str, limit: int) -> str:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 # ------------------------------------------------------------------ reading a call
@@ -629,7 +634,8 @@ def showable(content: str, shown: int) -> int:
     """
     # subtle: a start position, unlike a slice, leaves \A and ^ at the true beginnings
     found = re.compile(_MAY_BE_CALL).search(content, shown)
-    return found.start() if found else len(content)
+    end = found.start() if found else len(content)
+    return end - ("\ud800" <= content[end - 1 : end] <= "\udbff")  # the first half of a letter
 
 
 def calls_in_text(content: str, tools: Iterable[Tool]) -> tuple[str, list[Json]]:

@@ -114,6 +114,52 @@ PIECES = [
 ]
 
 
+def slowly(*deltas, gap=0.1):
+    """A stream whose pieces come as from a small model."""
+
+    def pieces():
+        for delta in deltas:
+            delta = {"content": delta} if isinstance(delta, str) else delta
+            yield f"data: {json.dumps(wire.chunk(delta))}\n\n".encode()
+            time.sleep(gap)
+        yield wire.sse(wire.chunk({}, "stop"))
+
+    return wire.Reply(pieces())
+
+
+THOUGHT_AFTER = {"reasoning_content": "想"}
+
+
+@pytest.mark.parametrize(
+    "deltas, answer",
+    [
+        (["一二", "三四", THOUGHT_AFTER], "一二三四"),
+        (["一二", "三四", THOUGHT_AFTER, "五"], "一二三四五"),
+        (["想想。", "</think>\n\n", "三点"], "三点"),
+        (["他说â\x80\x9c你好â\x80\x9d，十二度。"], "他说â你好â，十二度。"),
+        (["a\x1b]0;never ", "ended"], "a]0;never ended"),
+        (["晴\ud83c", "\udf1e好"], "晴🌞好"),
+    ],
+    ids=["thought after", "thought between", "closing tag", "wrong set", "open string", "halves"],
+)
+@pytest.mark.parametrize("gap", [0, 0.25])
+def test_a_pipe_gets_the_answer_once_and_whole(deltas, answer, gap):
+    if gap and "</think>\n\n" in deltas:
+        pytest.skip("what has flowed into a pipe cannot be taken back")
+    with wire.server([slowly(*deltas, gap=gap)]) as server:
+        status, out, _ = run("hi", server=server)
+    assert (status, out.decode().strip()) == (0, answer)
+
+
+def test_a_remark_before_a_call_stays_out_of_a_pipe():
+    call = {"index": 0, "id": "a", "function": {"name": "get_time", "arguments": "{}"}}
+    remark = slowly(*"我先看看现在几点", {"tool_calls": [call]}, gap=0.08)
+    with wire.server([remark, wire.say("三点")]) as server:
+        status, out, err = run("几点？", server=server)
+    assert (status, out.decode()) == (0, "三点\n")
+    assert err.decode().startswith("我先看看现在几点\n调用工具 get_time({})\n")
+
+
 @pytest.mark.parametrize("pieces", PIECES, ids=["whole", "cut", "letters"])
 @pytest.mark.parametrize("field", ["content", "reasoning_content"])
 def test_nothing_that_a_terminal_obeys_is_printed(field, pieces):
@@ -156,6 +202,7 @@ def test_help_has_two_examples():
         ["a", "b"],
         ["--timeout", "x", "a"],
         ["--timeout", "0", "a"],
+        ["--demo", "--timeout", "nan"],
     ],
 )
 def test_wrong_usage_is_2(arguments):

@@ -3,6 +3,7 @@
 import contextvars
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -150,10 +151,32 @@ def test_arguments_that_are_no_object_do_not_run(arguments, finish):
     assert json.loads(assistant["tool_calls"][0]["function"]["arguments"]) == {}
 
 
-def test_a_call_without_its_arguments_at_the_output_limit_does_not_run():
+@pytest.mark.parametrize("finish", ["null", "None"])
+def test_null_as_a_word_does_not_end_a_message(finish):
+    half = wire.sse(wire.chunk({"content": "半"}, finish), done=False)
+    with wire.server([half]) as server:
+        with pytest.raises(ModelError, match="中途断开"):
+            ask(server)
+
+
+def test_keep_alives_after_the_message_do_not_keep_it_back():
+    def pieces():
+        yield wire.sse(wire.chunk({"content": "好"}), wire.chunk({}, "stop"), done=False)
+        for _ in range(60):
+            time.sleep(0.2)
+            yield b": ping\n\n"
+
+    begun = time.monotonic()
+    with wire.server([wire.Reply(pieces())]) as server:
+        assert ask(server) == "好"
+        assert time.monotonic() - begun < 8
+
+
+@pytest.mark.parametrize("finish", ["length", "network_error"])
+def test_a_call_without_its_arguments_at_the_output_limit_does_not_run(finish):
     ran = []
     spy = tool("spy", lambda: ran.append(1))
-    with wire.server([wire.calls([("spy", "")], finish="length"), GOOD]) as server:
+    with wire.server([wire.calls([("spy", "")], finish=finish), GOOD]) as server:
         assert ask(server, tools=[spy]) == "好"
     assert ran == []
 
@@ -226,7 +249,9 @@ def test_only_thinking_at_the_output_limit_says_so():
         assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("finish", ["length", "content_filter"])
+@pytest.mark.parametrize(
+    "finish", ["length", "content_filter", "network_error", "model_length", "max_tokens", "abort"]
+)
 def test_a_cut_answer_is_marked_for_the_reader_and_not_for_the_model(finish):
     heard, messages = [], []
     with wire.server([wire.say("半个回答", finish=finish)]) as server:
@@ -513,8 +538,34 @@ def test_ctrl_c_while_a_tool_hangs_returns_within_a_second():
         assert ask(server, messages=messages) == "好"
 
 
+class Unspeakable(Exception):
+    def __str__(self):
+        raise SystemExit(3)
+
+
+async def later():
+    return "A"
+
+
 @pytest.mark.parametrize(
-    "error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), MemoryError()]
+    "execute, words",
+    [(lambda: later(), "async def"), (lambda: (n for n in range(3)), r"^\[0, 1, 2\]$")],
+)
+def test_what_cannot_be_a_result_is_said_and_what_can_be_is_read(execute, words):
+    with wire.server([wire.calls([("odd", {})]), GOOD]) as server:
+        ask(server, tools=[tool("odd", execute)])
+        assert re.search(words, sent(server, 1)[-1]["content"])
+
+
+def test_a_declaration_that_is_no_json_does_not_hang_the_call():
+    odd = tool("odd", lambda a: a, a={"enum": {"p", "q"}})
+    with wire.server([wire.calls([("odd", {"b": 1})]), GOOD]) as server:
+        ask(server, tools=[odd])
+        assert "缺少参数 a" in sent(server, 1)[-1]["content"]
+
+
+@pytest.mark.parametrize(
+    "error", [Unspeakable(), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), MemoryError()]
 )
 def test_what_a_tool_raises_is_that_calls_message_and_nothing_elses(error):
     def fail():

@@ -487,6 +487,28 @@ def test_an_error_with_status_200_is_an_error(body, kind):
     assert "so sorry" in text and len(requests) == 1
 
 
+def test_user_and_password_of_the_address_are_sent_where_there_is_no_key():
+    with wire.server([GOOD, GOOD]) as server:
+        address = server.base_url.replace("//", "//me:p%40w@")
+        ask(server, base_url=address, api_key="")
+        ask(server, base_url=address, api_key="sk-1")
+        sent_with = [request.headers["authorization"] for request in server.requests]
+    assert sent_with == ["Basic bWU6cEB3", "Bearer sk-1"]
+
+
+def test_the_password_of_a_proxy_is_never_shown(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://me:S3cret#x@10.0.0.1:8080")
+    with pytest.raises(ModelError, match="HTTP_PROXY") as caught:
+        run_agent("hi", base_url="http://gw.invalid/v1", api_key="")
+    assert "S3cret" not in str(caught.value)
+
+
+def test_the_query_of_an_address_is_never_shown():
+    with pytest.raises(ModelError, match="地址不对") as caught:
+        run_agent("hi", base_url="http//gw/v1?api-key=S3cret", api_key="")
+    assert "S3cret" not in str(caught.value)
+
+
 def test_a_redirect_is_reported_and_not_followed():
     with wire.server([GOOD]) as other:
         to = other.base_url + "/chat/completions"
