@@ -175,8 +175,10 @@ def test_the_tool_of_ones_own_runs(monkeypatch):
 
 def test_the_limits_named_are_those_of_the_code():
     import tools
+    from react_min import Terminal
 
     assert f"{tools.MAX_RESULT} 字" in readme()
+    assert f"{Terminal.LONGEST:g} 秒（或来得慢时 {Terminal.PAUSE:g} 秒）" in readme()
     assert len(readme().split("\n")) <= 201
 
 
