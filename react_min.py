@@ -84,6 +84,7 @@ TOOL_TIMEOUT = 30.0  # seconds for one tool
 CONNECT_TIMEOUT = 10.0  # seconds
 LONGEST_WAIT = 1e6  # seconds; more than that the operating system may not take
 READ_TIMEOUT = 300.0  # seconds of silence: a cold model may load for a minute or two
+EXPLANATION_TIME = 5.0  # seconds for the body of an error
 
 Callback = Optional[Callable[[str], object]]
 
@@ -642,8 +643,8 @@ def _checked_key(key: str) -> str:
 
 
 def _error_body(response: requests.Response) -> str:
-    body, deadline = b"", time.monotonic() + 5  # seconds, for what is only an explanation
-    wait_at_most(response, 5)
+    body, deadline = b"", time.monotonic() + EXPLANATION_TIME
+    wait_at_most(response, EXPLANATION_TIME)
     try:
         for chunk in read_bytes(response):
             body += chunk

@@ -306,7 +306,7 @@ def test_4_4_the_fuse_blows_after_five_rounds_or_as_many_as_the_caller_wants(opt
 
 
 def test_5_1_calls_of_one_round_run_at_the_same_time():
-    meeting = threading.Barrier(3, timeout=5)  # broken, unless three tools are in it at once
+    meeting = threading.Barrier(3, timeout=2)  # broken, unless three tools are in it at once
 
     def meet(text):
         meeting.wait()

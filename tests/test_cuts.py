@@ -156,7 +156,7 @@ def shape(message):
 def test_cuts_over_tcp_are_noticed_and_run_nothing(framing, end):
     (path,) = [p for p in RECORDINGS if p.name == "001-round0.sse" and p.parent.name == "demo"]
     raw = path.read_bytes()
-    offsets = range(0, completed_at(raw), 97)
+    offsets = range(0, completed_at(raw), 193)
     ran = []
     tool = react_min.Tool(react_min.TOOLS[0].definition, lambda city: ran.append(city))
     replies = [

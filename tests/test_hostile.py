@@ -159,7 +159,8 @@ def test_the_endless_body_of_a_busy_server_is_not_read(monkeypatch):
 
 
 @pytest.mark.parametrize("how", [{"gap": 0.1}, {"end": "hang"}], ids=["drips", "hangs"])
-def test_the_body_of_an_error_is_read_for_a_few_seconds_only(how):
+def test_the_body_of_an_error_is_read_for_a_few_seconds_only(how, monkeypatch):
+    monkeypatch.setattr(react_min, "EXPLANATION_TIME", 0.5)
     pieces = [b"x"] * (200 if "gap" in how else 1)  # twenty seconds of drip, or silence
     reply = wire.Reply(pieces, 500, {"Content-Type": "text/plain"}, **how)
     with wire.server([reply]) as server:
