@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -37,3 +38,21 @@ def _clean_environment():
     _without_private_variables()
     yield
     os.environ.update(TAKEN)
+
+
+@pytest.fixture(scope="session")
+def started_demo():
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    command = [sys.executable, "react_min.py", "--demo", "--messages"]
+    env = {**os.environ, "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}  # nobody is there
+    process = subprocess.Popen(command, cwd=HERE.parent, env=env, **streams)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.fixture(scope="session")
+def demo(started_demo):
+    """(exit status, standard output, standard error) of one run of the demo"""
+    out, err = started_demo.communicate(timeout=60)
+    return started_demo.returncode, out, err.replace(b"\r\n", b"\n")

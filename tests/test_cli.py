@@ -44,14 +44,8 @@ def run(*arguments, server=None, stdin=b"", **env):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def started_demo():
-    """The demo plays for some seconds; it does so beside the other tests."""
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-    env = environment(OPENAI_BASE_URL="http://127.0.0.1:9/v1")
-    process = subprocess.Popen([*COMMAND, "--demo"], cwd=ROOT, env=env, **streams)
-    yield process
-    process.kill()
-    process.communicate()
+def _early(started_demo):
+    """The demo plays for some seconds; it does so beside these tests."""
 
 
 def asked(server):
@@ -447,12 +441,6 @@ def test_ctrl_c_leaves_the_terminal_clean(field):
 
 
 # ------------------------------------------------------------------ the demo
-
-
-@pytest.fixture(scope="module")
-def demo(started_demo):
-    out, err = started_demo.communicate(timeout=60)
-    return started_demo.returncode, out, err.replace(b"\r\n", b"\n")
 
 
 def test_the_demo_needs_no_model(demo):

@@ -112,15 +112,8 @@ def test_every_test_named_exists():
         assert re.search(rf"^def {name}\(", "\n".join(lines_of(f"tests/{file}")), re.M), name
 
 
-def demo(*options):
-    command = [sys.executable, "react_min.py", "--demo", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60)
-    assert done.returncode == 0
-    return done.stderr.decode("utf-8").replace("\r\n", "\n")
-
-
-def test_the_demo_prints_the_transcript_and_the_messages():
-    printed = demo("--messages")
+def test_the_demo_prints_the_transcript_and_the_messages(demo):
+    printed = demo[2].decode("utf-8")
     transcript, messages = re.findall(r"```text\n(.*?)```", readme(), re.S)
     assert transcript in printed
     array = printed[printed.rindex("\n[\n") + 3 :].split("\n")
