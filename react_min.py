@@ -62,11 +62,9 @@ from tools import (
     TOOLS,
     Tool,
     call_key,
-    calls_in_text,
-    copies_result,
     execute_tool_call,
     read_arguments,
-    showable,
+    split_calls,
 )
 
 __all__ = ["ModelError", "call_model_stream", "execute_tool_call", "main", "run_agent"]
@@ -148,39 +146,31 @@ def call_model_stream(
         "max_tokens": 4096,  # thinking counts too: too few, and the content stays empty
         **(THINKING_ON if thinking else THINKING_OFF),
     }
-    content, shown, finish_reason = "", 0, ""
+    content, finish_reason = "", ""
     thoughts: dict[str, list[Any]] = {}
     calls = ToolCalls()
     with server.stream(body) as response:
-        for delta in split_thinking(iter_deltas(response)):
+        deltas = split_thinking(iter_deltas(response))
+        for delta in split_calls(deltas, tools, messages[-1:]):
             if delta.misfiled:  # it was shown as it came: the person saw it, the answer is without
                 _tell(on_reasoning, content)
-                content, shown = "", 0
-            if delta.reasoning:
-                _tell(on_reasoning, delta.reasoning)
+                content = ""
+            _tell(on_reasoning, delta.reasoning)
+            if content or delta.content.strip():  # blanks beside tool calls are not shown
+                _tell(on_content, delta.content)
+            content += delta.content
             for field, piece in delta.thinking.items():
                 thoughts.setdefault(field, []).append(piece)
-            content += delta.content
-            if delta.content.strip() or shown:  # blanks beside tool calls are not shown
-                ready = showable(content, shown)
-                _tell(on_content, content[shown:ready])
-                shown = ready
             for part in delta.tool_calls:
                 calls.add(part)
             finish_reason = delta.finish_reason or finish_reason
-    tool_calls = calls.finished(cut=broken_off(finish_reason))
-    streamed, content = content[:shown], _whole_letters(content)
-    if not tool_calls and not broken_off(finish_reason):
-        content, tool_calls = calls_in_text(content, tools)
-        content = "" if messages and copies_result(content, messages[-1]) else content
-    if content.strip():
-        _tell(on_content, content[len(_whole_letters(streamed)) :])
-    elif not tool_calls and finish_reason == "length":
-        raise ModelError("输出到达上限（max_tokens）时还没有正文：试试 --no-thinking，或把问题问小")
-    message = Message(role="assistant", content=content, **_joined(thoughts))
-    if tool_calls:
-        message["tool_calls"] = tool_calls
+    # the same as a reply without streaming: the loop need not know how it came
+    message = Message(role="assistant", content=_whole_letters(content), **_joined(thoughts))
     message.finish_reason = finish_reason
+    if tool_calls := calls.finished(cut=broken_off(finish_reason)):
+        message["tool_calls"] = tool_calls
+    elif finish_reason == "length" and not content.strip():
+        raise ModelError("输出到达上限（max_tokens）时还没有正文：试试 --no-thinking，或把问题问小")
     return message
 
 

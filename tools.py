@@ -18,7 +18,7 @@ import math
 import re
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from html.parser import HTMLParser
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
@@ -32,7 +32,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
-from sse import Json, PlainSession, new_id, read_bytes
+from sse import Delta, Json, PlainSession, broken_off, new_id, read_bytes
 
 
 class Tool(NamedTuple):
@@ -619,23 +619,49 @@ _BLOCK = r"""(?msx)
     ) \s*"""
 _MAY_BE_CALL = r"""(?mx)
     \A\s* [\s`]{0,20} (?: \{ | \[[\s\[]*(?:\{|\Z) | \Z )              # all of it {…} or [{…}]
-  | ^[ \t]{0,8} (?:
+  | (?: \A\s* | ^[ \t]{0,8} ) (?:
         ```(?i:json|xml|tool_\w+)? [ \t\r]* (?: \n\s*(?:[{\[<]|\Z) | \Z )   # a fence before {…}
       | <(?:tool_call|tools|tool_response|function)\b                  # <tool_call>
       | ```\w*\Z | `{0,2}\Z | <\w*\Z                                  # the beginning of these
-    )"""
+    )
+  | (?:\A\s*)? [\ud800-\udbff] \Z                                   # half of a letter
+"""
+
+
+def split_calls(
+    deltas: Iterable[Delta], tools: Iterable[Tool], last: Sequence[Mapping[str, Any]]
+) -> Iterator[Delta]:
+    """Move calls that stand in the content to where they belong, as `split_thinking` does thinking.
+
+    Text that may still turn out to be a call waits for the end of the reply, and so do blanks at
+    the head: in a round of calls there is often nothing else (§4.2). `last`: the message before.
+    """
+    content, shown, called, finish_reason = "", 0, False, ""
+    for delta in deltas:
+        if delta.misfiled:
+            delta = delta._replace(reasoning=content[shown:] + delta.reasoning)
+            content, shown = "", 0
+        content += delta.content
+        ready = showable(content, shown)
+        text, shown = content[shown:ready], ready
+        yield delta if text == delta.content else delta._replace(content=text)
+        called = called or bool(delta.tool_calls)
+        finish_reason = delta.finish_reason or finish_reason
+    calls: list[Json] = []
+    if not called and not broken_off(finish_reason):
+        content, calls = calls_in_text(content, tools)
+        content = "" if any(copies_result(content, message) for message in last) else content
+    yield Delta(content[shown:], tool_calls=calls)
 
 
 def showable(content: str, shown: int) -> int:
     """How much of a growing text is an answer for sure; the rest may turn out to be a call.
 
-    Blanks at the beginning are held back too: in a round of calls there is often nothing else
-    (§4.2). `shown` is the value before; only what comes after it is looked at.
+    `shown` is the value before; only what comes after it is looked at.
     """
     # subtle: a start position, unlike a slice, leaves \A and ^ at the true beginnings
     found = re.compile(_MAY_BE_CALL).search(content, shown)
-    end = found.start() if found else len(content)
-    return end - ("\ud800" <= content[end - 1 : end] <= "\udbff")  # the first half of a letter
+    return found.start() if found else len(content)
 
 
 def calls_in_text(content: str, tools: Iterable[Tool]) -> tuple[str, list[Json]]:
