@@ -18,20 +18,19 @@ But:
 
 from __future__ import annotations
 
-import contextvars
 import json
 import os
 import re
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager, nullcontext, suppress
+from contextvars import copy_context
 from ipaddress import ip_address
 from itertools import takewhile
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, Callable, Optional, TextIO
 from urllib.parse import unquote, urlsplit
 
@@ -62,6 +61,7 @@ from tools import (
     TOOLS,
     Tool,
     call_key,
+    execute_in_time,
     execute_tool_call,
     read_arguments,
     split_calls,
@@ -214,54 +214,32 @@ def run_tool_calls(
     run any more. The callbacks are called here, on the caller's thread: every call before the
     first tool starts, the results as they come.
     """
-    results: list[str] = [""] * len(calls)
-    futures: dict[Any, int] = {}
-    limit = min(tool_timeout, LONGEST_WAIT)
     boxes: list[SimpleQueue[str]] = [SimpleQueue() for _ in calls]
-    contexts = [contextvars.copy_context() for _ in calls]  # so that a caller's tools have theirs
 
-    def execute(number: int) -> None:
-        result = "工具执行失败"
-        with suppress(BaseException):  # even if telling what went wrong goes wrong
-            result = execute_tool_call(calls[number], tool_map)
-        boxes[number].put(result)
-
-    def wait_for(number: int) -> str:
+    def result_of(number: int) -> str:
         if repeats[number] > 1:
             return "同样的调用已经执行过两次，不再执行。请直接根据已有的结果回答"
-        # subtle: a pool waits for its threads, even at exit. So the tool, which may hang, gets a
-        # daemon thread, and the thread of the pool waits for it, but not for ever.
-        task = (execute, number)
-        try:
-            threading.Thread(target=contexts[number].run, args=task, daemon=True).start()
-            result = boxes[number].get(timeout=limit)
-        except Empty:
-            return f"工具执行超时：{limit:g} 秒内没有完成"
-        except RuntimeError as error:  # no more threads
-            return f"工具执行失败: {error}"
-        return result + (
-            "\n（这个调用和之前的完全相同，请直接根据结果回答）" if all(repeats) else ""
-        )
+        seconds = min(tool_timeout, LONGEST_WAIT)
+        note = "\n（这个调用和之前的完全相同，请直接根据结果回答）" if all(repeats) else ""
+        return execute_in_time(calls[number], tool_map, seconds, boxes[number]) + note
 
     for call in calls:
         _tell(on_tool_call, f"调用工具 {call['function']['name']}({call['function']['arguments']})")
     with ThreadPoolExecutor(min(len(calls), 64)) as pool:
         try:
-            for number in range(len(calls)):
-                futures[pool.submit(wait_for, number)] = number
+            # in a copy of the caller's context, so that tools see its context variables
+            runs = (copy_context().run for _ in calls)
+            futures = [pool.submit(run, result_of, number) for number, run in enumerate(runs)]
             for future in as_completed(futures):
-                number = futures[future]
-                results[number] = future.result()
-                name = calls[number]["function"]["name"]
-                _tell(on_tool_result, f"工具结果 {name} → {results[number]}")
+                name = calls[futures.index(future)]["function"]["name"]
+                _tell(on_tool_result, f"工具结果 {name} → {future.result()}")
         finally:  # Ctrl-C, or a callback that raised: nobody waits any longer
-            for future in futures:
-                future.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
             for box in boxes:
                 box.put("已取消")
     return [
-        {"role": "tool", "tool_call_id": call["id"], "content": result}
-        for call, result in zip(calls, results)
+        {"role": "tool", "tool_call_id": call["id"], "content": future.result()}
+        for call, future in zip(calls, futures)
     ]
 
 

@@ -19,10 +19,13 @@ import re
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from contextvars import copy_context
 from datetime import datetime, timedelta, timezone
 from html.parser import HTMLParser
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
-from threading import current_thread, main_thread
+from queue import Empty, SimpleQueue
+from threading import Thread, current_thread, main_thread
 from typing import Any, Callable, NamedTuple
 from urllib.parse import parse_qs, quote, urljoin, urlsplit
 
@@ -439,6 +442,30 @@ def _outcome(call: Json, tool_map: Mapping[str, Tool]) -> str:
         if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
             raise  # no fault of the tool: Ctrl-C
         return f"工具执行失败: {_error_text(error)}"
+
+
+def execute_in_time(
+    call: Json, tool_map: Mapping[str, Tool], seconds: float, box: SimpleQueue[str]
+) -> str:
+    """`execute_tool_call`, waited for at most `seconds`, or until somebody else fills the box.
+
+    subtle: a pool waits for its threads, even when Python exits. So the tool, which may hang, gets
+    a daemon thread, and the thread of the pool, in which this runs, waits for it.
+    """
+
+    def execute() -> None:
+        result = "工具执行失败"
+        with suppress(BaseException):  # even if telling what went wrong goes wrong
+            result = execute_tool_call(call, tool_map)
+        box.put(result)
+
+    try:
+        Thread(target=copy_context().run, args=(execute,), daemon=True).start()
+        return box.get(timeout=seconds)
+    except Empty:
+        return f"工具执行超时：{seconds:g} 秒内没有完成"
+    except RuntimeError as error:  # no more threads
+        return f"工具执行失败: {error}"
 
 
 def _error_text(error: BaseException) -> str:
