@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager, nullcontext, suppress
 from contextvars import copy_context
+from functools import partial
 from ipaddress import ip_address
 from itertools import takewhile
 from queue import SimpleQueue
@@ -277,10 +278,9 @@ def run_agent(
     made: Counter[str] = Counter()  # the calls of this run
     tool_choice = "auto"
     with closing(Server(base_url, api_key, timeout)) as server:
-        ask: Json = {"tools": tools, "model": model, "thinking": thinking, "server": server}
-        ask.update(on_reasoning=on_reasoning, on_content=on_content)
+        ask = partial(call_model_firmly, tools=tools, server=server, model=model, thinking=thinking)
         for _ in range(max_rounds):
-            message = call_model_firmly(messages, tool_choice=tool_choice, **ask)
+            message = ask(messages, tool_choice, on_reasoning=on_reasoning, on_content=on_content)
             if not message.get("tool_calls"):  # no calls: what was streamed is the answer
                 messages.append(message)
                 return str(message["content"]) + mark_of_cut(message, on_content)
@@ -299,7 +299,7 @@ def run_agent(
     return fuse
 
 
-def call_model_firmly(messages: list[Any], *, tool_choice: str, **ask: Any) -> Message:
+def call_model_firmly(messages: list[Any], tool_choice: str, **ask: Any) -> Message:
     """One round; a reply with neither text nor call is asked for once more, now for an answer.
 
     With "none" alone small models stay silent again, so the second request also says what to do;
@@ -353,8 +353,7 @@ class Server:
         self.key = _checked_key(_key_for(base_url) if api_key is None else api_key)
         self.login = (unquote(parts.username or ""), unquote(parts.password or ""))
         self.timeout = (CONNECT_TIMEOUT, min(timeout, LONGEST_WAIT))
-        self.refused: set[str] = set()
-        self.demanded: set[str] = set()
+        self.wanted: dict[str, bool] = {}  # field -> demanded or refused, as far as it said so
         self.session = PlainSession()
         # neither a proxy nor ~/.netrc has a say about a server on this machine
         self.session.trust_env = not _is_loopback(parts.hostname or "")
@@ -412,23 +411,26 @@ class Server:
 
         The same bytes each time, until something is learnt: that ends `_send`.
         """
-        kept = {key: value for key, value in body.items() if key not in self.refused}
+        kept = {key: value for key, value in body.items() if self.wanted.get(key, True)}
         if not kept["tools"]:
             kept = {key: kept[key] for key in kept if key not in ("tools", "tool_choice")}
         messages = _paired([_wire_message(message) for message in body["messages"]])
         asked = max((n for n, m in enumerate(messages) if m.get("role") == "user"), default=0)
         for number, message in enumerate(messages):
-            if message.get("role") != "assistant":
-                continue
-            for field in THINKING_FIELDS:
-                # thinking belongs to the run: with the next question it goes
-                if field in self.refused or number < asked and field not in self.demanded:
-                    message.pop(field, None)
-                elif field in self.demanded:
-                    message.setdefault(field, "")
-            if "content" in self.refused and message.get("tool_calls") and not message["content"]:
-                message["content"] = None  # some gateways refuse "" there, others null
+            if message.get("role") == "assistant":
+                self._fit(message, of_this_run=number > asked)
         return _to_json({**kept, "messages": messages})
+
+    def _fit(self, message: Json, of_this_run: bool) -> None:
+        """Thinking belongs to its run, with the next question it goes, if the server has no other
+        wish; beside calls some gateways refuse a content of "", others null."""
+        for field in THINKING_FIELDS:
+            if not self.wanted.get(field, of_this_run):
+                message.pop(field, None)
+            elif field in self.wanted:
+                message.setdefault(field, "")
+        if not self.wanted.get("content", True) and message.get("tool_calls"):
+            message["content"] = message["content"] or None
 
     def _learn(self, text: str) -> None:
         """Note the optional fields that a refusal names: does it want them gone, or there?"""
@@ -437,13 +439,10 @@ class Server:
                 continue
             if field == "content" and not re.search(r"(?i)empty|null|blank|at least", text):
                 continue  # the word, not the field
-            if field in THINKING_FIELDS and re.search(DEMAND, text):
-                self.demanded.add(field)
-                self.refused.discard(field)
-            elif field not in self.refused:
-                self.refused.add(field)
-                self.demanded.discard(field)
+            demanded = field in THINKING_FIELDS and bool(re.search(DEMAND, text))
+            if not demanded and self.wanted.get(field, True):
                 notice(f"服务器不接受 {field}，本次运行不再发送它")
+            self.wanted[field] = demanded
 
 
 OPTIONAL_FIELDS = [*THINKING_OFF, "max_tokens", "temperature", "tool_choice", "content"]
