@@ -686,6 +686,9 @@ def showable(content: str, shown: int) -> int:
 
     `shown` is the value before; only what comes after it is looked at.
     """
+    text = content[max(shown - 1, 0) :]
+    if shown and "\n" not in text and not "\ud800" <= text[-1] <= "\udbff":
+        return len(content)  # nearly always: a call begins a line
     # subtle: a start position, unlike a slice, leaves \A and ^ at the true beginnings
     found = re.compile(_MAY_BE_CALL).search(content, shown)
     return found.start() if found else len(content)
