@@ -8,7 +8,8 @@
 
 The order is the article's: the prompt (§6), one streamed request (§4.2), the calls of one round in
 parallel (§4.3, §5.1), the loop (§4.4). Then the command line. How a stream becomes a message is in
-sse.py, how a call becomes a result in tools.py.
+sse.py, how a call becomes a result in tools.py. What stands behind a guard is named where there is
+a public report of it: vllm-project/vllm#19839 is that issue on GitHub.
 
 But:
 - no asyncio: reading blocks, and threads take the place of Promise.all
@@ -82,7 +83,7 @@ MAX_TOOL_ROUNDS = 5  # §4.4: a fuse; small models sometimes repeat one call for
 TOOL_TIMEOUT = 30.0  # seconds for one tool
 CONNECT_TIMEOUT = 10.0  # seconds
 LONGEST_WAIT = 1e6  # seconds; more than that the operating system may not take
-READ_TIMEOUT = 300.0  # seconds of silence: a cold model may load for a minute or two
+READ_TIMEOUT = 300.0  # seconds of silence: a cold model loads for minutes (cline/cline#12839)
 EXPLANATION_TIME = 5.0  # seconds for the body of an error
 
 Callback = Optional[Callable[[str], object]]
@@ -302,8 +303,9 @@ def run_agent(
 def call_model_firmly(messages: list[Any], tool_choice: str, **ask: Any) -> Message:
     """One round; a reply with neither text nor call is asked for once more, now for an answer.
 
-    With "none" alone small models stay silent again, so the second request also says what to do;
-    that sentence does not stay in the conversation.
+    Small models and servers that misfile the answer send such replies (vllm-project/vllm#19839).
+    With "none" alone the model stays silent again, so the second request also says what to do; that
+    sentence does not stay in the conversation.
     """
     for choice, nudge in ((tool_choice, []), ("none", [{"role": "user", "content": NUDGE}])):
         message = call_model_stream([*messages, *nudge], tool_choice=choice, **ask)
@@ -316,7 +318,10 @@ NUDGE = "请根据以上内容，直接用中文回答我的问题。"
 
 
 def count_repeats(made: Counter[str], calls: Sequence[Json]) -> list[int]:
-    """For each call, how often it has been made before in this run; all are noted in `made`."""
+    """For each call, how often it has been made before in this run; all are noted in `made`.
+
+    A small model seldom leaves such a circle by itself (§4.4, HKUDS/nanobot#2298).
+    """
     repeats = []
     for call in calls:
         repeats.append(made[call_key(call)])
@@ -325,7 +330,8 @@ def count_repeats(made: Counter[str], calls: Sequence[Json]) -> list[int]:
 
 
 def mark_of_cut(message: Message, on_content: Callback) -> str:
-    """What an answer that did not end by itself ends with, since half an answer looks whole.
+    """What an answer that did not end by itself ends with, since half an answer looks whole
+    (Hal0ai/hal0#1598).
 
     For the person only: in `messages` the model would take it for its own words.
     """
@@ -355,7 +361,7 @@ class Server:
         self.timeout = (CONNECT_TIMEOUT, min(timeout, LONGEST_WAIT))
         self.wanted: dict[str, bool] = {}  # field -> demanded or refused, as far as it said so
         self.session = PlainSession()
-        # neither a proxy nor ~/.netrc has a say about a server on this machine
+        # neither a proxy (run-llama/llama_index#13526) nor ~/.netrc has a say on this machine
         self.session.trust_env = not _is_loopback(parts.hostname or "")
         self.session.verify = os.environ.get("REQUESTS_CA_BUNDLE") or True
         self.session.auth = self._authorize
@@ -412,7 +418,7 @@ class Server:
         The same bytes each time, until something is learnt: that ends `_send`.
         """
         kept = {key: value for key, value in body.items() if self.wanted.get(key, True)}
-        if not kept["tools"]:
+        if not kept["tools"]:  # an empty list is refused (vllm-project/vllm#39780)
             kept = {key: kept[key] for key in kept if key not in ("tools", "tool_choice")}
         messages = _paired([_wire_message(message) for message in body["messages"]])
         asked = max((n for n, m in enumerate(messages) if m.get("role") == "user"), default=0)
@@ -423,7 +429,8 @@ class Server:
 
     def _fit(self, message: Json, of_this_run: bool) -> None:
         """Thinking belongs to its run, with the next question it goes, if the server has no other
-        wish; beside calls some gateways refuse a content of "", others null."""
+        wish; beside calls servers refuse a content of null, some gateways one of ""
+        (lmstudio-ai/lmstudio-bug-tracker#261)."""
         for field in THINKING_FIELDS:
             if not self.wanted.get(field, of_this_run):
                 message.pop(field, None)
@@ -433,7 +440,8 @@ class Server:
             message["content"] = message["content"] or None
 
     def _learn(self, text: str) -> None:
-        """Note the optional fields that a refusal names: does it want them gone, or there?"""
+        """Note the optional fields that a refusal names: does it want them gone (janhq/jan#8136),
+        or there (langchain-ai/langchain#37713)?"""
         for field in OPTIONAL_FIELDS:
             if not re.search(rf"(?<![\w-]){field}(?![\w-])", text):
                 continue
@@ -453,8 +461,9 @@ DEMAND = r"(?i)missing|must be (?:passed|provided|included|set)|pass(?:ed)? back
 def _wire_message(message: Any) -> Json:
     """A message as servers accept it, {} if it says nothing; the list of the caller stays as it is.
 
-    The assistant's calls go back as they came (§4.4), but for what makes a server refuse all that
-    follows: arguments that are no JSON object (the model is told so in the tool message).
+    An assistant's message that says nothing is refused (OpenHands/OpenHands#8685). Calls go back as
+    they came (§4.4), but for what makes a server refuse all that follows: arguments that are no
+    JSON object (OpenHands/software-agent-sdk#2887); the tool message tells the model.
     """
     wire = dict(message) if isinstance(message, Mapping) else {}
     calls = wire.pop("tool_calls", None)
@@ -484,7 +493,8 @@ def _wire_call(call: Json) -> Json:
 
 def _paired(messages: Sequence[Json]) -> list[Json]:
     """Each call followed by its result, and no result without its call (§2), also in a history
-    that was cut or interrupted; messages that say nothing are gone."""
+    that was interrupted (langchain-ai/langchainjs#6621) or cut (microsoft/semantic-kernel#12708);
+    messages that say nothing are gone."""
     paired = []
     for at, message in enumerate(messages):
         if not message or message.get("role") == "tool":
@@ -505,7 +515,8 @@ def _paired(messages: Sequence[Json]) -> list[Json]:
 
 
 def _to_json(body: Json) -> bytes:
-    """UTF-8 without lone surrogates, as they come from a command line or from half an emoji."""
+    """UTF-8 without lone surrogates, as they come from a command line (simonw/llm#768) or from
+    half an emoji."""
     return _whole_letters(json.dumps(body, ensure_ascii=False, default=str)).encode("utf-8")
 
 
@@ -516,7 +527,8 @@ def _whole_letters(text: str) -> str:
 
 class Patience(Retry):
     """Repeats a request that was never answered: the model is loading, the server is busy. All of
-    that is before the first byte of a reply. 400 and the like are never repeated unchanged."""
+    that is before the first byte of a reply, since what was shown cannot be taken back
+    (HKUDS/nanobot#4038). 400 and the like are never repeated unchanged."""
 
     LONGEST = 60.0  # seconds; a server that asks for more is not waited for
 
@@ -600,6 +612,8 @@ def _key_for(base_url: str) -> str:
 
 
 def _checked_key(key: str) -> str:
+    """The key without white space; a letter that no header may hold (openai/openai-python#961) is
+    named, the key is not."""
     key = key.strip()
     for at, letter in enumerate(key, 1):
         if not "!" <= letter <= "~":
@@ -685,7 +699,8 @@ CONTROL = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2
 
 
 def printable(text: str) -> str:
-    """Text without what a terminal would obey: escape sequences, controls, bidi overrides."""
+    """Text without what a terminal would obey: escape sequences (UKGovernmentBEIS/inspect_ai#4854),
+    controls and bidi overrides (Growth-Circle/cadis#1723)."""
     return re.sub(CONTROL, "", re.sub(ESCAPE, "", text))
 
 
@@ -789,7 +804,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - none was handed to us
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr, sys.stdin):
-        if hasattr(stream, "reconfigure"):  # a console that cannot print 🌞 prints ? instead
+        # a console that cannot print 🌞 prints ? instead (HKUDS/CLI-Anything#418)
+        if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     try:
         return _command(_parser().parse_args(argv))
