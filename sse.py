@@ -19,7 +19,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import requests
@@ -102,54 +102,70 @@ _MAX_EVENT = 64 << 20  # bytes; a body that goes on without an event is not read
 _HEAD = 8 << 20  # bytes of a body kept until its first event, in case it is no event stream at all
 
 
-def parse_sse_stream(
-    response: requests.Response, body: Iterable[bytes] | None = None
-) -> Generator[Json, None, bool]:
-    """The JSON object of each event (§4.2 parseSSEStream), up to `[DONE]` or the end of the body.
+class Body:
+    """The bytes of a reply, watched over as they arrive, and what is known of them so far."""
 
-    The generator's own value (`yield from`) tells whether `[DONE]` came. A body that has no event
-    but is one JSON object, the reply of a server that does not stream, is yielded as that object.
-    Raises ModelError for an error that the server reports and for data that is no JSON. `body`:
-    the bytes, where somebody else watches over their arrival.
-    """
-    head, seen, ended, waiting = bytearray(), False, False, 0
+    def __init__(self, response: requests.Response) -> None:
+        self.response = response
+        self.head: bytearray | None = bytearray()  # the first bytes, until there is an event
+        self.pending = 0  # bytes since the last event
+        self.deadline = float("inf")  # when nobody waits any longer for what may still come
+        self.ended = self.done = False  # all bytes are here; [DONE] has come
 
-    def chunks() -> Iterator[bytes]:
-        nonlocal ended, waiting
-        for chunk in _model_bytes(response) if body is None else body:
-            waiting += len(chunk)
-            if waiting > _MAX_EVENT:
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in _model_bytes(self.response):
+            self.pending += len(chunk)
+            if self.pending > _MAX_EVENT:
                 raise ModelError("模型服务发来的数据没有尽头，不是流式回答")
-            if not seen and len(head) < _HEAD:
-                head.extend(chunk)
+            if self.head is not None and len(self.head) < _HEAD:
+                self.head += chunk
             yield chunk
-        ended = True
+            if time.monotonic() > self.deadline:  # comments alone would go on for ever
+                raise ConnectionLost("服务器在回答之后没有结束")
+        self.ended = True
         yield b"\n\n"  # only a clean end comes here: let go of an event without its blank line
 
-    for event in iter_events(chunks()):
-        seen, waiting = True, 0
+    def end_within(self, seconds: float) -> None:
+        wait_at_most(self.response, seconds)
+        self.deadline = time.monotonic() + seconds
+
+
+def parse_sse_stream(response: requests.Response) -> Iterator[Json]:
+    """The JSON object of each event (§4.2 parseSSEStream), up to `[DONE]` or the end of the body.
+
+    A body that has no event but is one JSON object, the reply of a server that does not stream
+    (nashsu/llm_wiki#619), is yielded as that object. Raises ModelError for an error that the server
+    reports (apache/rocketmq-dashboard#2178) and for data that is no JSON.
+    """
+    return _json_objects(Body(response))
+
+
+def _json_objects(body: Body) -> Iterator[Json]:
+    for event in iter_events(body):
+        body.head, body.pending = None, 0
         for text in _json_texts(event.data):
             if text == "[DONE]":
-                _drain(response)
-                return True
-            if not text or text.startswith(":"):  # a keep-alive sent as data
+                body.done = True
+                _drain(body.response)
+                return
+            if not text or text.startswith(":"):  # a keep-alive as data (mnfst/llm-gateway#2053)
                 continue
             try:
                 value = json.loads(text)
             except (ValueError, RecursionError):
-                what = "回答在中途断开，最后一段不完整" if ended else "模型服务发来的数据不是 JSON"
+                cut = "回答在中途断开，最后一段不完整"
+                what = cut if body.ended else "模型服务发来的数据不是 JSON"
                 raise ModelError(f"{what}：{one_line(text)}") from None
             if event.event == "error" or _is_error(value):
                 raise ModelError(f"模型服务报错：{server_words(text)}")
             if isinstance(value, dict):
                 yield value
-    if not seen and head.strip():
-        text = head.decode("utf-8", "replace")
+    if body.head and body.head.strip():
+        text = body.head.decode("utf-8", "replace")
         value = json_or_none(text)
         if not isinstance(value, dict) or _is_error(value):
             raise ModelError(f"模型服务返回的不是流式回答：{server_words(text)}")
         yield value
-    return False
 
 
 def _json_texts(data: str) -> list[str]:
@@ -294,33 +310,20 @@ def iter_deltas(response: requests.Response) -> Iterator[Delta]:
     Raises ModelError if the stream ends before the message does: a message is whole when
     `finish_reason` or `[DONE]` has come, and only then.
     """
-    done = reason_seen = reason_missing = False
-    last_call = float("inf")  # the time after which nobody waits for what may still come
-
-    def body() -> Iterator[bytes]:
-        for chunk in _model_bytes(response):
-            yield chunk
-            if time.monotonic() > last_call:  # comments alone would go on for ever
-                raise ConnectionLost("服务器在回答之后没有结束")
-
-    def chunks() -> Iterator[Json]:
-        nonlocal done
-        try:
-            done = yield from parse_sse_stream(response, body())
-        except ConnectionLost:
-            if not (reason_seen and reason_missing):
-                raise
-
-    for delta, finish_reason in _one_choice(chunks()):
-        yield _read_delta(delta, finish_reason)
-        # subtle: where every chunk has a finish_reason, it says nothing about the end
-        reason_missing = reason_missing or not finish_reason
-        if finish_reason and not reason_seen:
-            reason_seen = True
-            if reason_missing:  # the message is whole; wait a little for [DONE] and usage
-                wait_at_most(response, 2.0)
-                last_call = time.monotonic() + 2.0
-    if not done and not reason_seen:
+    body = Body(response)
+    reason_seen = reason_missing = False
+    try:
+        for delta, finish_reason in _one_choice(_json_objects(body)):
+            yield _read_delta(delta, finish_reason)
+            # subtle: where every chunk has a finish_reason, it says nothing about the end
+            reason_missing = reason_missing or not finish_reason
+            if finish_reason and reason_missing and not reason_seen:
+                body.end_within(2.0)  # the message is whole; wait a little for [DONE] and usage
+            reason_seen = reason_seen or bool(finish_reason)
+    except ConnectionLost:
+        if not (reason_seen and reason_missing):
+            raise
+    if not body.done and not reason_seen:
         raise ModelError("回答在中途断开：既没有 finish_reason 也没有 [DONE]，内容不完整，请重试")
 
 

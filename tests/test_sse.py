@@ -71,34 +71,27 @@ def test_a_huge_line_and_a_huge_event():
 
 
 def objects(body, **reply):
-    """What parse_sse_stream makes of a body, and whether [DONE] came."""
     reply = {"headers": {"Content-Type": "text/event-stream"}, **reply}
     with wire.server([wire.Reply([body], **reply)]) as server:
-        stream = parse_sse_stream(requests.post(server.base_url, stream=True, timeout=5))
-        found = []
-        while True:
-            try:
-                found.append(next(stream))
-            except StopIteration as end:
-                return found, end.value
+        return list(parse_sse_stream(requests.post(server.base_url, stream=True, timeout=5)))
 
 
 @pytest.mark.parametrize(
-    "body, found, done",
+    "body, found",
     [
-        (b'data: {"a":1}\n\ndata: [DONE]\n\n', [{"a": 1}], True),
-        (b'data: {"a":1}\n\ndata: [DONE]', [{"a": 1}], True),
-        (b'data: {"a":1}', [{"a": 1}], False),
-        (b'data: {"a":1}\n\ndata: [DONE] \n\ndata: {"b":1}\n\n', [{"a": 1}], True),
-        (b'data: : PING\n\ndata:\n\ndata: {"a":1}\n\n', [{"a": 1}], False),
-        (b'data: {"a":1}\ndata: {"b":2}\n\n', [{"a": 1}, {"b": 2}], False),
-        (b'data: {"a":\ndata: 1}\n\n', [{"a": 1}], False),
-        (b"data: null\n\ndata: 3\n\n", [], False),
-        (b'{"choices": []}', [{"choices": []}], False),
+        (b'data: {"a":1}\n\ndata: [DONE]\n\n', [{"a": 1}]),
+        (b'data: {"a":1}\n\ndata: [DONE]', [{"a": 1}]),
+        (b'data: {"a":1}', [{"a": 1}]),
+        (b'data: {"a":1}\n\ndata: [DONE] \n\ndata: {"b":1}\n\n', [{"a": 1}]),
+        (b'data: : PING\n\ndata:\n\ndata: {"a":1}\n\n', [{"a": 1}]),
+        (b'data: {"a":1}\ndata: {"b":2}\n\n', [{"a": 1}, {"b": 2}]),
+        (b'data: {"a":\ndata: 1}\n\n', [{"a": 1}]),
+        (b"data: null\n\ndata: 3\n\n", []),
+        (b'{"choices": []}', [{"choices": []}]),
     ],
 )
-def test_the_objects_of_a_stream(body, found, done):
-    assert objects(body) == (found, done)
+def test_the_objects_of_a_stream(body, found):
+    assert objects(body) == found
 
 
 @pytest.mark.parametrize(
