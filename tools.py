@@ -638,21 +638,21 @@ def call_key(call: Json) -> str:
 # ------------------------------------------------------------------ a call that was written as text
 
 # strings, compiled at their first use, so that the module is imported fast
-_BLOCK = r"""(?msx)
-    ^[ \t]{0,8} (?:
-        <(tool_call|tools|tool_response)> (.*?) (?: </\1> | \Z )       # <tool_call>{…}</tool_call>
-      | ```(?i:json|xml|tool_\w+)? [ \t\r]*\n (.*?) (?: ^[ \t]*``` | \Z )   # a fence around {…}
-      | ( <function= .*? (?: </function> | \Z ) )                      # <function=…>…</function>
-    ) \s*"""
-_MAY_BE_CALL = r"""(?mx)
-    \A\s* [\s`]{0,20} (?: \{ | \[[\s\[]*(?:\{|\Z) | \Z )              # all of it {…} or [{…}]
-  | (?: \A\s* | ^[ \t]{0,8} ) (?:
-        ```(?i:json|xml|tool_\w+)? [ \t\r]* (?: \n\s*(?:[{\[<]|\Z) | \Z )   # a fence before {…}
-      | <(?:tool_call|tools|tool_response|function)\b                  # <tool_call>
-      | ```\w*\Z | `{0,2}\Z | <\w*\Z                                  # the beginning of these
-    )
-  | (?:\A\s*)? [\ud800-\udbff] \Z                                   # half of a letter
+_TAG = r"<(?:tool_call|tools|tool_response|function)\b"
+_FENCE = r"```(?i:json|xml|tool_\w+)?[ \t\r]*\n"
+_HEAD = rf"\A\s*(?:{_FENCE})?[\s`\[]{{0,40}}"  # of a reply that is nothing but calls
+_CALLS = rf"(?m){_HEAD}(?=\{{|{_TAG})|^[ \t]{{0,8}}(?={_TAG})"  # after prose only with a tag
+_MAY_BE_CALLS = rf"""(?mx)
+    (?: {_HEAD} | ^[ \t]{{0,8}} ) (?: {_TAG} | <\w*\Z | \Z )
+  | {_HEAD} \{{
+  | \A\s* `{{1,3}}\w* [ \t\r]* \Z
+  | (?:\A\s*)? [\ud800-\udbff] \Z                        # half of a letter
 """
+# a result that the model has made up is no call, and no answer either
+_MADE_UP = r"<tool_response>.*?(?:</tool_response>|\Z)"
+_BETWEEN = rf"(?s)(?:```\w*|[\s,;\[\]`]|</?(?:tool_call|tools)>|{_MADE_UP})*"
+_FUNCTION = r"(?s)<function=([\w.-]+)>(.*?)</function>"
+_PARAMETER = r"(?s)<parameter=([\w.-]+)>((?:(?!</?parameter\b).)*)</parameter>"
 
 
 def split_calls(
@@ -669,7 +669,7 @@ def split_calls(
             delta = delta._replace(reasoning=content[shown:] + delta.reasoning)
             content, shown = "", 0
         content += delta.content
-        ready = showable(content, shown)
+        ready = showable(content, shown) if shown or delta.content.strip() else 0
         text, shown = content[shown:ready], ready
         yield delta if text == delta.content else delta._replace(content=text)
         called = called or bool(delta.tool_calls)
@@ -690,39 +690,26 @@ def showable(content: str, shown: int) -> int:
     if shown and "\n" not in text and not "\ud800" <= text[-1] <= "\udbff":
         return len(content)  # nearly always: a call begins a line
     # subtle: a start position, unlike a slice, leaves \A and ^ at the true beginnings
-    found = re.compile(_MAY_BE_CALL).search(content, shown)
+    found = re.compile(_MAY_BE_CALLS).search(content, shown)
     return found.start() if found else len(content)
 
 
 def calls_in_text(content: str, tools: Iterable[Tool]) -> tuple[str, list[Json]]:
-    """Calls that a small model has written as text: (the text before them, the calls).
+    """Calls that a small model has written as text (ollama/ollama#12174): (the text before, calls).
 
-    A call is only what is the whole reply, or tagged blocks that end it, and names known tools.
-    The same syntax inside prose is a quotation, and so is a fence after prose.
+    A call is only what is the whole reply, or tagged blocks that end it, and names known tools. The
+    same syntax inside prose is a quotation (NousResearch/hermes-agent#47967), and so is a fence
+    after prose.
     """
-    names = {tool.name for tool in tools}
     text = re.sub(r"(?:<\|\w+\|>\s*)+\Z", "", content)  # the template's own end, written out
-    whole = text.strip("` \n").removesuffix("</tool_call>")  # small models leave half of a mark
-    if whole[:1] in ("{", "["):
-        before, payloads = "", [("", whole)]
-    else:
-        blocks = list(re.finditer(_BLOCK, text))
-        before = text[: blocks[0].start()] if blocks else text
-        if sum(len(block[0]) for block in blocks) != len(text) - len(before):
-            return content, []  # prose after or between the blocks
-        fenced = "".join(block[0] for block in blocks).lstrip().startswith("```")
-        if before.strip() and (fenced or before.count("```") % 2):
-            return content, []
-        payloads = [(block[1] or "", "".join(block.groups("")[1:])) for block in blocks]
-    calls: list[Json] = []
-    for tag, payload in payloads:
-        if tag == "tool_response":  # a result that the model made up: no call, and no answer either
-            continue
-        found = _read_calls(payload, tagged=bool(tag))
-        if not found or any(call["function"]["name"] not in names for call in found):
-            return content, []
-        calls += found
-    return before if payloads else content, calls
+    start = re.search(_CALLS, text)
+    if not start or text.count("```", 0, start.start()) % 2:
+        return content, []
+    try:
+        calls = _read_calls(text, start.start(), {tool.name for tool in tools})
+    except (ValueError, RecursionError):
+        return content, []
+    return (text[: start.start()] if calls or "<tool_response>" in text else content), calls
 
 
 def copies_result(content: str, last: Mapping[str, Any]) -> bool:
@@ -739,75 +726,61 @@ def copies_result(content: str, last: Mapping[str, Any]) -> bool:
     return bool(strings) and all(string in str(last.get("content")) for string in strings)
 
 
-def _read_calls(text: str, tagged: bool) -> list[Json]:
-    """The calls of which `text` consists, or [] if it holds anything else.
-
-    What follows a call as JSON that is no call is a result that the model has made up: left out.
-    """
-    if text.lstrip().startswith("<function="):
-        return _read_xml_calls(text)
+def _read_calls(text: str, at: int, names: set[str]) -> list[Json]:
+    """The calls of which `text` consists from `at` on; ValueError if it holds anything else."""
     calls: list[Json] = []
-    decoder, at = json.JSONDecoder(strict=False), 0
-    try:
-        while at < len(text):
-            gap = re.compile(r"(?:```\w*|[\s,;\[\]`])+").match(text, at)  # one a line, or a list
-            if gap:
-                at = gap.end()
-                continue
-            doubled = text.startswith("{{", at)  # the braces of the template's example, imitated
-            value, at = decoder.raw_decode(text, at + doubled)
-            if doubled and not text.startswith("}", at):
-                return []
-            at += doubled
-            call = _read_json_call(value, tagged)
-            if call:
-                calls.append(call)
-            elif not calls or isinstance(value, dict) and "name" in value:
-                return []
-    except (ValueError, RecursionError, TypeError):
-        return []
-    return calls
+    tagged = False
+    while True:
+        between = re.compile(_BETWEEN).match(text, at)
+        assert between  # it matches "" too
+        at, tagged = between.end(), tagged or "<tool" in between[0]
+        if at == len(text):
+            return calls
+        if text.startswith("<", at):
+            call, at = _read_xml_call(text, at)
+        else:
+            value, at = _read_json(text, at)
+            call = _json_call(value, tagged)
+            if not call and calls and not (isinstance(value, dict) and "name" in value):
+                continue  # a result that the model has made up
+        if not call or call["function"]["name"] not in names:
+            raise ValueError("no call")
+        calls.append(call)
 
 
-def _read_json_call(value: Any, tagged: bool) -> Json | None:
+def _read_json(text: str, at: int) -> tuple[Any, int]:
+    """A JSON value and where it ends; small models double its braces as their template does."""
+    doubled = text.startswith("{{", at)
+    value, at = json.JSONDecoder(strict=False).raw_decode(text, at + doubled)
+    if doubled and not text.startswith("}", at):
+        raise ValueError("half a pair of braces")
+    return value, at + doubled
+
+
+def _read_xml_call(text: str, at: int) -> tuple[Json | None, int]:
+    """`<function=name><parameter=key>value</parameter></function>`, each closed, nothing beside."""
+    function = re.compile(_FUNCTION).match(text, at)
+    if not function or re.sub(_PARAMETER, "", function[2]).strip():
+        raise ValueError("no call")
+    pairs = re.findall(_PARAMETER, function[2])
+    return _call(function[1], {key: value.strip("\n") for key, value in pairs}), function.end()
+
+
+def _json_call(value: Any, tagged: bool) -> Json | None:
     """The call that a JSON value is, in the protocol's form or without its envelope.
 
     Without arguments it may as well be data, unless it is tagged as a call.
     """
     if isinstance(value, dict) and isinstance(value.get("function"), dict):
         value = value["function"]
-    if not isinstance(value, dict) or value.keys() - {
-        "id",
-        "type",
-        "name",
-        "arguments",
-        "parameters",
-    }:
+    known = {"id", "type", "name", "arguments", "parameters"}
+    if not isinstance(value, dict) or value.keys() - known:
         return None  # data that happens to have a name, or a tool's declaration
     arguments = value.get("arguments", value.get("parameters"))
     found = None if arguments is None and not tagged else read_arguments(arguments)
     if found is None or found.get("type") == "object" and "properties" in found:
         return None
     return _call(str(value.get("name")), arguments)
-
-
-def _read_xml_calls(text: str) -> list[Json]:
-    """`<function=name><parameter=key>value</parameter></function>`, each closed, nothing beside."""
-    *parts, rest = text.split("</function>")
-    calls = []
-    for part in parts:
-        name, _, body = part.strip().partition(">")
-        *pairs, left = body.split("</parameter>")
-        arguments = {}
-        for pair in pairs:
-            key, mark, value = pair.strip().partition(">")
-            if not re.fullmatch(r"<parameter=[\w.-]+", key) or not mark:
-                return []
-            arguments[key[len("<parameter=") :]] = value.strip("\n")
-        if not re.fullmatch(r"<function=[\w.-]+", name) or left.strip():
-            return []
-        calls.append(_call(name[len("<function=") :], arguments))
-    return [] if rest.strip() else calls
 
 
 def _call(name: str, arguments: Any) -> Json:
