@@ -433,6 +433,39 @@ def _tag_start(text: str) -> str:
 # ------------------------------------------------------------------ pieces -> tool calls
 
 
+class _Call:
+    """One call in the making."""
+
+    def __init__(self) -> None:
+        self.id = self.name = ""
+        self.pieces: list[str] = []  # of its arguments
+        self.others: Json = {}  # unknown keys, such as a thought signature (langroid/langroid#969)
+
+    def is_complete(self) -> bool:
+        """Whether the arguments are a whole object; to join them is seldom worth while."""
+        ends = "".join(self.pieces[:1] + self.pieces[-1:]).strip()
+        return ends[:1] + ends[-1:] == "{}" and is_json_object("".join(self.pieces))
+
+    def add_name(self, name: str) -> None:
+        """A name may come in pieces before the arguments, whole again, or longer each time."""
+        if name.startswith(self.name):
+            self.name = name
+        elif not self.pieces and name:
+            self.name += name
+
+    def arguments(self) -> str:
+        """The pieces one after the other; only if that is no JSON may they be repetitions
+        (lidge-jun/opencodex#361), or follow an empty object that stood for what was to come."""
+        joined = "".join(self.pieces)
+        if self.pieces[:1] == ["{}"] and is_json_object(joined[2:]):
+            return joined[2:]
+        if len(self.pieces) > 1 and not is_json_object(joined) and is_json_object(self.pieces[-1]):
+            *before, last = self.pieces
+            if "".join(before) == last or all(map(last.startswith, before)):
+                return last
+        return joined
+
+
 class ToolCalls:
     """The tool calls of one message in the making (§4.2: toolCalls).
 
@@ -444,9 +477,9 @@ class ToolCalls:
     """
 
     def __init__(self) -> None:
-        self._calls: list[Json] = []  # by first piece; their arguments still a list of pieces
-        self._at: dict[Any, Json] = {}  # index -> the call it means now
-        self._by_id: dict[str, Json] = {}
+        self._calls: list[_Call] = []  # by first piece
+        self._at: dict[Any, _Call] = {}  # index -> the call it means now
+        self._by_id: dict[str, _Call] = {}
 
     def add(self, piece: Json) -> None:
         """Add one element of `delta.tool_calls`; null and "" mean absent."""
@@ -462,93 +495,61 @@ class ToolCalls:
             arguments = json.dumps(arguments, ensure_ascii=False)
         call = self._owner(call_id, index, name, arguments)
         if call is None:
-            call = {"id": "", "type": "function", "function": {"name": "", "arguments": []}}
+            call = _Call()
             self._calls.append(call)
         if index is not None:
             self._at[index] = call
         if call_id:
-            call["id"] = call["id"] or call_id  # an id that changes half-way: the first one counts
+            call.id = call.id or call_id  # an id that changes half-way: the first one counts
             self._by_id[call_id] = call
-        if name:
-            call["function"]["name"] = _longer_name(call["function"], name)
+        call.add_name(name)
         if arguments:
-            call["function"]["arguments"].append(arguments)
-        # an unknown key, such as a thought signature, goes back as it came (langroid/langroid#969)
+            call.pieces.append(arguments)
         for key, value in piece.items():
             if value and key not in ("index", "id", "type", "function"):
-                call.setdefault(key, value)
+                call.others.setdefault(key, value)
 
-    def _owner(self, call_id: str, index: Any, name: str, arguments: Any) -> Json | None:
+    def _owner(self, call_id: str, index: Any, name: str, arguments: Any) -> _Call | None:
         """The call that a piece continues, or None if it opens one."""
         newest = self._calls[-1] if self._calls else None
-        at_index = self._at.get(index)
-        known = at_index if at_index and at_index["id"] == call_id else self._by_id.get(call_id)
-        call = known or (newest if index is None else at_index)
+        here = newest if index is None else self._at.get(index)
+        call = here if here and here.id == call_id else self._by_id.get(call_id) or here
         if not name:  # without a name only an id at a new index opens a call
             return call or (None if call_id else newest)
         return call if call and self._continues(call, call_id, index, name, arguments) else None
 
-    def _continues(self, call: Json, call_id: str, index: Any, name: str, arguments: Any) -> bool:
+    def _continues(self, call: _Call, call_id: str, index: Any, name: str, arguments: Any) -> bool:
         """Whether a piece with a name still means `call`, to which its id or index points."""
-        so_far = call["function"]["arguments"]
-        complete = _ends_object(so_far) and is_json_object("".join(so_far))
-        same_name = name == call["function"]["name"]
         if call_id in self._by_id:  # the id came again: another call only at another index
             here = index is None or self._at.get(index) is call
-            return here or same_name and not complete
-        if same_name and so_far and not complete:  # the name came again
+            return here or name == call.name and not call.is_complete()
+        if name == call.name and call.pieces and not call.is_complete():  # the name came again
             return True
         if call_id:  # a new id is a new call, unless this one has none yet
-            return not call["id"]
-        if not call["function"]["name"]:  # the name came late (vercel/ai#14722)
+            return not call.id
+        if not call.name:  # the name came late (vercel/ai#14722)
             return True
-        return index is not None and not (complete and (arguments or not same_name))
+        return index is not None and not (call.is_complete() and (arguments or name != call.name))
 
     def finished(self, cut: bool) -> list[Json]:
-        """The calls as a reply without streaming would hold them, each with an id of its own.
+        """The calls as a reply without streaming would hold them, each with an id of its own
+        (HKUDS/nanobot#3943).
 
         cut: the reply ended at the output limit (mastra-ai/mastra#15717), so a call that still
-        lacks its arguments must not pass for one that needs none. Shared ids: HKUDS/nanobot#3943.
+        lacks its arguments must not pass for one that needs none.
         """
-        calls, ids = [], set()
+        calls: dict[str, Json] = {}
         for call in self._calls:
-            function = call["function"]
-            function["arguments"] = _join_arguments(function["arguments"])
-            if not function["name"] and not function["arguments"]:
+            arguments = call.arguments()
+            if not call.name and not arguments:
                 continue
-            if cut and function["arguments"].strip() in ("", "null"):
-                function["arguments"] = "…"  # no JSON, so it will not run
-            if not call["id"] or call["id"] in ids:
-                call["id"] = new_id()
-            ids.add(call["id"])
-            calls.append(call)
-        return calls
-
-
-def _ends_object(pieces: list[str]) -> bool:
-    """Whether joining the pieces is worth while, since names may come with every piece."""
-    return bool(pieces) and pieces[0].lstrip()[:1] == "{" and pieces[-1].rstrip()[-1:] == "}"
-
-
-def _longer_name(function: Json, name: str) -> str:
-    """A name may come in pieces before the arguments, whole again, or longer each time."""
-    known: str = function["name"]
-    if not known or name.startswith(known):
-        return name
-    return known if function["arguments"] or name == known else known + name
-
-
-def _join_arguments(pieces: list[str]) -> str:
-    """The pieces one after the other; only if that is no JSON may they be repetitions
-    (lidge-jun/opencodex#361), or follow an empty object that stood for what was to come."""
-    joined = "".join(pieces)
-    if pieces and pieces[0] == "{}" and is_json_object(joined[2:]):
-        return joined[2:]
-    if len(pieces) > 1 and not is_json_object(joined) and is_json_object(pieces[-1]):
-        last = pieces[-1]
-        if "".join(pieces[:-1]) == last or all(map(last.startswith, pieces)):
-            return last
-    return joined
+            if cut and arguments.strip() in ("", "null"):
+                arguments = "…"  # no JSON, so it will not run
+            call_id = new_id() if call.id in (*calls, "") else call.id
+            function = {"name": call.name, "arguments": arguments}
+            calls[call_id] = {"id": call_id, "type": "function", "function": function}
+            calls[call_id].update(call.others)
+        return list(calls.values())
 
 
 def is_json_object(text: str) -> bool:
