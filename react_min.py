@@ -79,6 +79,13 @@ SYSTEM_PROMPT = """你是一个会使用工具的中文助手。
 3. **拿到工具结果后，用简洁的中文整理出回答。**
 4. **不需要工具的问题直接回答。**"""
 
+THINKING_ON: Json = {"enable_thinking": True}  # else there is no reasoning_content (§4.2)
+THINKING_OFF: Json = {  # every server has its own switch; one that it refuses is dropped
+    "enable_thinking": False,
+    "chat_template_kwargs": {"enable_thinking": False},
+    "reasoning_effort": "none",
+}
+
 MAX_TOOL_ROUNDS = 5  # §4.4: a fuse; small models sometimes repeat one call for ever
 TOOL_TIMEOUT = 30.0  # seconds for one tool
 CONNECT_TIMEOUT = 10.0  # seconds
@@ -174,14 +181,6 @@ def call_model_stream(
     elif finish_reason == "length" and not content.strip():
         raise ModelError("输出到达上限（max_tokens）时还没有正文：试试 --no-thinking，或把问题问小")
     return message
-
-
-THINKING_ON: Json = {"enable_thinking": True}  # else there is no reasoning_content (§4.2)
-THINKING_OFF: Json = {  # every server has its own switch; one that it refuses is dropped
-    "enable_thinking": False,
-    "chat_template_kwargs": {"enable_thinking": False},
-    "reasoning_effort": "none",
-}
 
 
 def _tell(listener: Callback, text: str) -> None:
@@ -300,6 +299,9 @@ def run_agent(
     return fuse
 
 
+NUDGE = "请根据以上内容，直接用中文回答我的问题。"
+
+
 def call_model_firmly(messages: list[Any], tool_choice: str, **ask: Any) -> Message:
     """One round; a reply with neither text nor call is asked for once more, now for an answer.
 
@@ -314,13 +316,12 @@ def call_model_firmly(messages: list[Any], tool_choice: str, **ask: Any) -> Mess
     raise ModelError("模型没有给出回答：回复里既没有正文，也没有工具调用，请换个问法或换个模型")
 
 
-NUDGE = "请根据以上内容，直接用中文回答我的问题。"
-
-
 def count_repeats(made: Counter[str], calls: Sequence[Json]) -> list[int]:
     """For each call, how often it has been made before in this run; all are noted in `made`.
 
-    A small model seldom leaves such a circle by itself (§4.4, HKUDS/nanobot#2298).
+    A small model seldom leaves such a circle by itself (§4.4, HKUDS/nanobot#2298). The second time
+    its result says so, the third time it does not run, and after a round without anything new
+    `tool_choice` forces an answer.
     """
     repeats = []
     for call in calls:
@@ -344,6 +345,11 @@ def mark_of_cut(message: Message, on_content: Callback) -> str:
 
 
 # ------------------------------------------------------------------ the request
+
+
+OPTIONAL_FIELDS = [*THINKING_OFF, "max_tokens", "temperature", "tool_choice", "content"]
+OPTIONAL_FIELDS += THINKING_FIELDS
+DEMAND = r"(?i)missing|must be (?:passed|provided|included|set)|pass(?:ed)? back|requir"
 
 
 class Server:
@@ -451,11 +457,6 @@ class Server:
             if not demanded and self.wanted.get(field, True):
                 notice(f"服务器不接受 {field}，本次运行不再发送它")
             self.wanted[field] = demanded
-
-
-OPTIONAL_FIELDS = [*THINKING_OFF, "max_tokens", "temperature", "tool_choice", "content"]
-OPTIONAL_FIELDS += THINKING_FIELDS
-DEMAND = r"(?i)missing|must be (?:passed|provided|included|set)|pass(?:ed)? back|requir"
 
 
 def _wire_message(message: Any) -> Json:
@@ -726,7 +727,7 @@ class Terminal:
         self._streamed = False  # whether text of this round has reached standard output
 
     def on_reasoning(self, text: str) -> None:
-        if printable(text) == self._waiting:  # what has waited was thinking, not the answer
+        if printable(text) == self._waiting:  # it was thinking after all: see Delta.misfiled
             self._waiting = ""
         self._begin("reasoning")
         text = self._clean(text)

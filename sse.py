@@ -99,6 +99,7 @@ def iter_events(chunks: Iterable[bytes]) -> Iterator[Event]:
 # ------------------------------------------------------------------ events -> JSON objects
 
 _MAX_EVENT = 64 << 20  # bytes; a body that goes on without an event is not read for ever
+END_WAIT = 2.0  # seconds for [DONE] and usage after a whole message
 _HEAD = 8 << 20  # bytes of a body kept until its first event, in case it is no event stream at all
 
 
@@ -110,24 +111,36 @@ class Body:
         self.head: bytearray | None = bytearray()  # the first bytes, until there is an event
         self.pending = 0  # bytes since the last event
         self.deadline = float("inf")  # when nobody waits any longer for what may still come
+        self.usual_wait: float | None = None  # seconds for the next bytes, when there is none
         self.ended = self.done = False  # all bytes are here; [DONE] has come
 
     def __iter__(self) -> Iterator[bytes]:
-        for chunk in _model_bytes(self.response):
-            self.pending += len(chunk)
-            if self.pending > _MAX_EVENT:
-                raise ModelError("模型服务发来的数据没有尽头，不是流式回答")
-            if self.head is not None and len(self.head) < _HEAD:
-                self.head += chunk
-            yield chunk
-            if time.monotonic() > self.deadline:  # comments alone would go on for ever
-                raise ConnectionLost("服务器在回答之后没有结束")
+        try:
+            for chunk in read_bytes(self.response):
+                self.pending += len(chunk)
+                if self.pending > _MAX_EVENT:
+                    raise ModelError("模型服务发来的数据没有尽头，不是流式回答")
+                if self.head is not None and len(self.head) < _HEAD:
+                    self.head += chunk
+                yield chunk
+                if time.monotonic() > self.deadline:  # comments alone would go on for ever
+                    raise ConnectionLost("服务器在回答之后没有结束")
+        except (urllib3.exceptions.ReadTimeoutError, requests.ConnectionError) as error:
+            why = f"等不到模型的后续输出，连接超时：{innermost(error)}"
+            raise ConnectionLost(why) from error
+        except (urllib3.exceptions.HTTPError, requests.RequestException, OSError) as error:
+            raise ConnectionLost(f"回答在中途断开，没有收完：{innermost(error)}") from error
         self.ended = True
         yield b"\n\n"  # only a clean end comes here: let go of an event without its blank line
 
-    def end_within(self, seconds: float) -> None:
-        wait_at_most(self.response, seconds)
-        self.deadline = time.monotonic() + seconds
+    def end_within(self, seconds: float | None) -> None:
+        """Wait only so long for the rest of the body; None: as long as before."""
+        if seconds is None:
+            wait_at_most(self.response, self.usual_wait)
+            self.deadline = float("inf")
+        else:
+            self.usual_wait = wait_at_most(self.response, seconds)
+            self.deadline = time.monotonic() + seconds
 
 
 def parse_sse_stream(response: requests.Response) -> Iterator[Json]:
@@ -205,21 +218,15 @@ def read_bytes(response: requests.Response) -> Iterator[bytes]:
         yield from response.iter_content(1)
 
 
-def _model_bytes(response: requests.Response) -> Iterator[bytes]:
-    try:
-        yield from read_bytes(response)
-    except (urllib3.exceptions.ReadTimeoutError, requests.ConnectionError) as error:
-        why = f"等不到模型的后续输出，连接超时：{innermost(error)}"
-        raise ConnectionLost(why) from error
-    except (urllib3.exceptions.HTTPError, requests.RequestException, OSError) as error:
-        raise ConnectionLost(f"回答在中途断开，没有收完：{innermost(error)}") from error
-
-
-def wait_at_most(response: requests.Response, seconds: float) -> None:
-    """From now on, wait no longer than this for the next bytes of a response."""
+def wait_at_most(response: requests.Response, seconds: float | None) -> float | None:
+    """From now on, wait no longer than this for the next bytes of a response; returns how long it
+    was before."""
     sock = getattr(getattr(response.raw, "connection", None), "sock", None)
-    if sock is not None:
-        sock.settimeout(seconds)
+    if sock is None:
+        return None
+    before: float | None = sock.gettimeout()
+    sock.settimeout(seconds)
+    return before
 
 
 def _drain(response: requests.Response) -> None:
@@ -304,7 +311,8 @@ class Delta(NamedTuple):
     thinking: Json = {}  # field -> the same thinking as it came; as all defaults, never changed
     tool_calls: list[Json] = []
     finish_reason: str = ""
-    misfiled: bool = False  # the content so far was thinking: a closing tag has come
+    misfiled: bool = False  # a bare closing tag has come: all content so far was thinking, so
+    # whoever collects it has to move it
 
 
 def iter_deltas(response: requests.Response) -> Iterator[Delta]:
@@ -314,19 +322,23 @@ def iter_deltas(response: requests.Response) -> Iterator[Delta]:
     message is whole when `finish_reason` or `[DONE]` has come, and only then.
     """
     body = Body(response)
-    reason_seen = reason_missing = False
+    chunks = reasons = 0
+    whole = premature = False
     try:
         for delta, finish_reason in _one_choice(_json_objects(body)):
-            yield _read_delta(delta, finish_reason)
-            # subtle: where every chunk has a finish_reason, it says nothing about the end
-            reason_missing = reason_missing or not finish_reason
-            if finish_reason and reason_missing and not reason_seen:
-                body.end_within(2.0)  # the message is whole; wait a little for [DONE] and usage
-            reason_seen = reason_seen or bool(finish_reason)
-    except ConnectionLost:
-        if not (reason_seen and reason_missing):
+            piece = _read_delta(delta, finish_reason)
+            yield piece
+            # subtle: it says nothing where every chunk has one, or where more comes after it
+            more = piece.content or piece.reasoning or piece.tool_calls
+            premature = premature or reasons > 0 and bool(more)
+            chunks, reasons = chunks + 1, reasons + bool(finish_reason)
+            if whole != (0 < reasons < chunks and not premature):
+                whole = not whole
+                body.end_within(END_WAIT if whole else None)
+    except ConnectionLost:  # after a whole message it costs nothing
+        if not whole:
             raise
-    if not body.done and not reason_seen:
+    if not body.done and not reasons:
         raise ModelError("回答在中途断开：既没有 finish_reason 也没有 [DONE]，内容不完整，请重试")
 
 
@@ -510,26 +522,36 @@ class ToolCalls:
                 call.others.setdefault(key, value)
 
     def _owner(self, call_id: str, index: Any, name: str, arguments: Any) -> _Call | None:
-        """The call that a piece continues, or None if it opens one."""
-        newest = self._calls[-1] if self._calls else None
-        here = newest if index is None else self._at.get(index)
-        call = here if here and here.id == call_id else self._by_id.get(call_id) or here
-        if not name:  # without a name only an id at a new index opens a call
-            return call or (None if call_id else newest)
-        return call if call and self._continues(call, call_id, index, name, arguments) else None
+        """The call that a piece continues, or None if it opens one; the first rule that fits.
 
-    def _continues(self, call: _Call, call_id: str, index: Any, name: str, arguments: Any) -> bool:
-        """Whether a piece with a name still means `call`, to which its id or index points."""
-        if call_id in self._by_id:  # the id came again: another call only at another index
-            here = index is None or self._at.get(index) is call
-            return here or name == call.name and not call.is_complete()
-        if name == call.name and call.pieces and not call.is_complete():  # the name came again
-            return True
-        if call_id:  # a new id is a new call, unless this one has none yet
-            return not call.id
-        if not call.name:  # the name came late (vercel/ai#14722)
-            return True
-        return index is not None and not (call.is_complete() and (arguments or name != call.name))
+        In the examples a piece is `index id name arguments`, and - is what it lacks.
+        """
+        newest = self._calls[-1] if self._calls else None
+        at_index = self._at.get(index)
+        # ids that are repeated (0 x f, 1 x g) are told apart by their index, the rest by id
+        by_id = self._by_id.get(call_id)
+        by_id = at_index if by_id and at_index and at_index.id == call_id else by_id
+        call = by_id or (newest if index is None else at_index)
+        if not name and call:  # the normal case: 0 x f -, 0 - - {"a", 0 - - :1}
+            return call
+        if not name:  # a new index: with an id a call whose name comes late, else a stray tail
+            return None if call_id else newest
+        if call is None:  # the normal case: 0 x f, 1 y g
+            return None
+        # from here on: a piece with a name, where its id or index already has a call
+        if by_id and (index is None or at_index is call):  # all repeated: 0 x f {"a", 0 x f :1}
+            return call
+        if name == call.name and (by_id or call.pieces) and not call.is_complete():
+            return call  # the id or the index changes: 0 x f {"a", 0 y f :1
+        if by_id:  # one id for all: 0 x f, 1 x g
+            return None
+        if call_id:  # the index is stuck: 0 x f, 0 y g; but an id may come late: 0 - f, 0 x f
+            return None if call.id else call
+        if not call.name:  # the name comes late (vercel/ai#14722): 0 x - {"a":1}, 0 - f
+            return call
+        if index is None or call.is_complete() and (arguments or name != call.name):
+            return None  # 0 - f {}, 0 - g {}
+        return call  # the name in pieces: 0 x get_, 0 - time
 
     def finished(self, cut: bool) -> list[Json]:
         """The calls as a reply without streaming would hold them, each with an id of its own

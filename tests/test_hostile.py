@@ -199,6 +199,25 @@ def test_a_finish_reason_in_every_chunk_says_nothing_about_the_end():
         error_of(server)
 
 
+def test_text_after_a_finish_reason_is_waited_for(monkeypatch):
+    monkeypatch.setattr("sse.END_WAIT", 1.0)
+
+    def pieces():
+        yield wire.sse(wire.chunk({"role": "assistant"}), done=False)
+        for letter in "一二三四五六七":
+            yield wire.sse(wire.chunk({"content": letter}, "stop"), done=False)
+            time.sleep(0.25)
+
+    with wire.server([wire.Reply(pieces())]) as server:
+        assert ask(server) == "一二三四五六七"
+
+
+def test_a_finish_reason_before_the_end_of_the_text_says_nothing_about_the_end():
+    chunks = [wire.chunk({"content": "半"}), *(wire.chunk({"content": x}, "stop") for x in "个回")]
+    with wire.server([wire.Reply([wire.sse(*chunks, done=False)], end="reset")]) as server:
+        error_of(server)
+
+
 def test_endless_blank_lines_in_arguments_are_read_at_once():
     assert tools.read_arguments("```json" + "\n" * 100_000 + "x") is None
     assert tools.read_arguments("```" + "a" * 100_000) is None

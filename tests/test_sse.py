@@ -292,6 +292,52 @@ FOLDS = {
         [{"index": 0, "id": "x", "function": None}, piece(0, name="f", arguments=A)],
         [("x", "f", A)],
     ),
+    "no index, pieces by id": (
+        [
+            piece(id="x", name="f"),
+            piece(id="y", name="g"),
+            piece(id="x", arguments=A),
+            piece(id="y", arguments=B),
+        ],
+        [("x", "f", A), ("y", "g", B)],
+    ),
+    "no index, name repeated": (
+        [piece(id="x", name="f", arguments='{"a"'), piece(name="f", arguments=":1}")],
+        [("x", "f", A)],
+    ),
+    "only names": (
+        [piece(name="f"), piece(name="g", arguments=B)],
+        [(None, "f", ""), (None, "g", B)],
+    ),
+    "id first, name late": (
+        [piece(0, "x", "f", A), piece(1, "y"), piece(1, name="g", arguments=B)],
+        [("x", "f", A), ("y", "g", B)],
+    ),
+    "all repeated": (
+        [piece(0, "x", "f", ""), piece(0, "x", "f", '{"a"'), piece(0, "x", "f", ":1}")],
+        [("x", "f", A)],
+    ),
+    "all repeated, index counts": (
+        [piece(0, "x", "f", '{"a"'), piece(1, "x", "f", ":1}")],
+        [("x", "f", A)],
+    ),
+    "id changes, name repeated": (
+        [piece(0, "x", "f", '{"a"'), piece(0, "z", "f", ":1}")],
+        [("x", "f", A)],
+    ),
+    "id late, name repeated": ([piece(0, None, "f", ""), piece(0, "x", "f", A)], [("x", "f", A)]),
+    "name once more at the end": (
+        [piece(0, None, "f", A), piece(0, None, "f", "")],
+        [(None, "f", A)],
+    ),
+    "no ids, index stuck": (
+        [piece(0, None, "f", A), piece(0, None, "f", B)],
+        [(None, "f", A), (None, "f", B)],
+    ),
+    "whole again at the end": (
+        [piece(0, "x", "f", '{"a"'), piece(0, arguments=":1}"), piece(0, arguments=A)],
+        [("x", "f", A)],
+    ),
     "nothing at all": ([{"index": 0}, None, "x", {"index": [], "function": 3}], []),
 }
 
