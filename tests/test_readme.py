@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,8 @@ MODULES = ("react_min.py", "tools.py", "sse.py")
 PLACE = re.compile(r"`(\w+\.py):(\d+) (\w+)`")
 QUOTE = re.compile(r"(<!-- quote: (\w+\.py) (\w+) -->\n```python\n)(.*?)(```)", re.S)
 TABLE = re.compile(r"(<!-- table: tests/bench.json -->\n)(.*?)(<!-- end -->)", re.S)
-LINES_PER_MINUTE = 40
+STOP = re.compile(r"(`(?P<file>\w+\.py)` (?:的 (?P<names>(?:`\w+`、?)+)|其余)) \d+ 分钟")
+LINES_PER_MINUTE = 25
 
 
 def readme():
@@ -49,14 +51,20 @@ def statements_of(file, name):
     return "\n".join(lines_of(file)[first - 1 : last]) + "\n"
 
 
-def minutes_to_read():
-    """The stops of the reading order: the loop with one round, sse.py, tools.py, the rest."""
-    found = definitions("react_min.py")
-    loop = [found[name] for name in ("run_agent", "call_model_stream")]
-    first = sum(node.end_lineno - node.lineno + 1 for node in loop)
-    stops = [first, *(len(lines_of(file)) for file in ("sse.py", "tools.py"))]
-    stops.append(len(lines_of("react_min.py")) - first)
-    return [math.ceil(lines / LINES_PER_MINUTE) for lines in stops]
+def with_minutes(text):
+    """The reading order with the minutes that each stop takes, for the rest of a file as well."""
+    read = Counter()
+
+    def lines(stop):
+        if stop["names"] is None:
+            return len(lines_of(stop["file"])) - read[stop["file"]]
+        found = definitions(stop["file"])
+        nodes = [found[name] for name in re.findall(r"\w+", stop["names"])]
+        count = sum(node.end_lineno - node.lineno + 1 for node in nodes)
+        read[stop["file"]] += count
+        return count
+
+    return STOP.sub(lambda m: f"{m[1]} {math.ceil(lines(m) / LINES_PER_MINUTE)} 分钟", text)
 
 
 def performance():
@@ -79,8 +87,7 @@ def corrected(text):
     text = PLACE.sub(lambda m: f"`{m[1]}:{definitions(m[1])[m[3]].lineno} {m[3]}`", text)
     text = QUOTE.sub(lambda m: m[1] + statements_of(m[2], m[3]) + m[5], text)
     text = TABLE.sub(lambda m: m[1] + performance() + m[3], text)
-    minutes = iter(minutes_to_read())
-    return re.sub(r"\d+ 分钟", lambda m: f"{next(minutes)} 分钟", text)
+    return with_minutes(text)
 
 
 def test_each_place_in_the_map_is_where_the_name_is_defined():
@@ -92,7 +99,8 @@ def test_each_place_in_the_map_is_where_the_name_is_defined():
 
 def test_the_quoted_loop_the_numbers_and_the_table_are_those_of_the_source():
     assert [quote[2] for quote in QUOTE.findall(readme())] == ["run_agent"]
-    assert f"每分钟 {LINES_PER_MINUTE} 行" in readme() and readme().count(" 分钟") == 4
+    assert f"每分钟 {LINES_PER_MINUTE} 行" in readme() and len(STOP.findall(readme())) == 6
+    assert readme().count(" 分钟") == 6
     assert TABLE.search(readme())
     assert readme() == corrected(readme()), "run: python tests/test_readme.py --fix"
 
