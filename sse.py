@@ -99,8 +99,8 @@ def iter_events(chunks: Iterable[bytes]) -> Iterator[Event]:
 # ------------------------------------------------------------------ events -> JSON objects
 
 _MAX_EVENT = 64 << 20  # bytes; a body that goes on without an event is not read for ever
-END_WAIT = 2.0  # seconds for [DONE] and usage after a whole message
 _HEAD = 8 << 20  # bytes of a body kept until its first event, in case it is no event stream at all
+END_WAIT = 2.0  # seconds for [DONE] and usage after a whole message
 
 
 class Body:
@@ -466,12 +466,12 @@ class _Call:
             self.name += name
 
     def arguments(self) -> str:
-        """The pieces one after the other; only if that is no JSON may they be repetitions
-        (lidge-jun/opencodex#361), or follow an empty object that stood for what was to come."""
+        """The pieces one after the other, unless they are repetitions (lidge-jun/opencodex#361), or
+        follow an empty object that stood for what was to come."""
         joined = "".join(self.pieces)
         if self.pieces[:1] == ["{}"] and is_json_object(joined[2:]):
             return joined[2:]
-        if len(self.pieces) > 1 and not is_json_object(joined) and is_json_object(self.pieces[-1]):
+        if len(self.pieces) > 1 and is_json_object(self.pieces[-1]):
             *before, last = self.pieces
             if "".join(before) == last or all(map(last.startswith, before)):
                 return last
@@ -543,10 +543,8 @@ class ToolCalls:
             return call
         if name == call.name and (by_id or call.pieces) and not call.is_complete():
             return call  # the id or the index changes: 0 x f {"a", 0 y f :1
-        if by_id:  # one id for all: 0 x f, 1 x g
-            return None
-        if call_id:  # the index is stuck: 0 x f, 0 y g; but an id may come late: 0 - f, 0 x f
-            return None if call.id else call
+        if call_id:  # one id for all: 0 x f, 1 x g; the index is stuck: 0 x f, 0 y g
+            return None if call.id else call  # but an id may come late: 0 - f, 0 x f
         if not call.name:  # the name comes late (vercel/ai#14722): 0 x - {"a":1}, 0 - f
             return call
         if index is None or call.is_complete() and (arguments or name != call.name):

@@ -72,6 +72,11 @@ CUT = "<tool_call>\n<function=delete>\n<parameter=path>\n/home\n</parameter>\n<p
         (f"格式是 <tool_call>{DELETE}</tool_call>，请小心。", "stop"),
         ('{"name": "nobody", "arguments": {}}', "stop"),
         ('{"temperature": 3}', "stop"),
+        (f'{{"temperature": 3}}\n{DELETE}', "stop"),
+        (f'{DELETE}\n{{"name": "delete", "age": 5}}', "stop"),
+        ("{" + DELETE, "stop"),
+        ("[]", "stop"),
+        ("<tool_call>\n</tool_call>", "stop"),
     ],
 )
 def test_what_is_cut_or_quoted_or_data_does_not_run_and_is_the_answer(text, finish):
@@ -175,6 +180,12 @@ def test_a_stream_without_an_event_is_not_read_for_ever(monkeypatch):
         assert "没有尽头" in error_of(server)
 
 
+def test_a_long_stream_of_short_events_is_read(monkeypatch):
+    monkeypatch.setattr("sse._MAX_EVENT", 1 << 16)
+    with wire.server([wire.sse(*[wire.chunk({"content": "字"})] * 2000)]) as server:
+        assert ask(server) == "字" * 2000
+
+
 def test_the_body_of_a_redirect_is_not_read(monkeypatch):
     monkeypatch.setattr(tools, "_judge_name", lambda host: None)
     monkeypatch.setattr(tools, "_judged_addresses", lambda host, port: ["127.0.0.1"])
@@ -194,22 +205,23 @@ def test_what_happens_after_finish_reason_does_not_cost_the_answer(end):
 
 
 def test_a_finish_reason_in_every_chunk_says_nothing_about_the_end():
-    chunks = [wire.chunk({"content": letter}, "stop") for letter in "半个"]
-    with wire.server([wire.Reply([wire.sse(*chunks, done=False)], end="reset")]) as server:
-        error_of(server)
+    for text in ("半", "半个"):
+        chunks = [wire.chunk({"content": letter}, "stop") for letter in text]
+        with wire.server([wire.Reply([wire.sse(*chunks, done=False)], end="reset")]) as server:
+            error_of(server)
 
 
 def test_text_after_a_finish_reason_is_waited_for(monkeypatch):
-    monkeypatch.setattr("sse.END_WAIT", 1.0)
+    monkeypatch.setattr("sse.END_WAIT", 0.6)
 
     def pieces():
         yield wire.sse(wire.chunk({"role": "assistant"}), done=False)
-        for letter in "一二三四五六七":
+        for letter, pause in zip("一二三四", (0, 0, 0.9, 0.9)):
+            time.sleep(pause)
             yield wire.sse(wire.chunk({"content": letter}, "stop"), done=False)
-            time.sleep(0.25)
 
     with wire.server([wire.Reply(pieces())]) as server:
-        assert ask(server) == "一二三四五六七"
+        assert ask(server) == "一二三四"
 
 
 def test_a_finish_reason_before_the_end_of_the_text_says_nothing_about_the_end():
@@ -379,6 +391,16 @@ def test_closed_and_full_outputs_are_no_traceback_and_cost_no_answer(ending, sta
 def test_thinking_before_a_bare_closing_tag_stays_out_of_a_pipe():
     with wire.server([wire.say("秘密思考</think>答案")]) as server:
         assert command(server, f'"{sys.executable}" react_min.py hi').stdout.decode() == "答案\n"
+
+
+def test_half_an_emoji_inside_a_line_is_shown_whole():
+    heard = []
+    stream = "".join(
+        f"data: {json.dumps(wire.chunk({'content': text}))}\n\n" for text in ("好\ud83d", "\ude00")
+    )
+    with wire.server([wire.sse(stream)]) as server:
+        assert ask(server, on_content=heard.append) == "好😀"
+    assert "".join(heard) == "好😀"
 
 
 def test_half_an_emoji_in_a_delta_costs_nothing_of_what_follows():

@@ -443,6 +443,9 @@ WRITTEN = '{"name": "echo", "arguments": {"text": "A"}}'
         f"<tool_call>\n{WRITTEN}\n</tool_call><|im_end|>\n",
         f"{WRITTEN}\n</tool_call>",
         f"```JSON\r\n{WRITTEN}\r\n```",
+        f"```xml\n<tool_call>\n{WRITTEN}\n</tool_call>\n```",
+        f"<tool_call>{WRITTEN}</tool_call>\n{WRITTEN}",
+        f'<tool_call>{WRITTEN}</tool_call>\n<tool_response>\n{{"made": "up"',
     ],
 )
 def test_a_call_written_as_text_runs_and_is_not_shown(text):
@@ -456,10 +459,19 @@ def test_a_call_written_as_text_runs_and_is_not_shown(text):
 
 def test_in_a_tag_even_a_name_alone_is_a_call():
     now = tool("now", lambda: "三点")
-    written = wire.say('<tool_call>\n{"name": "now"}\n</tool_call>')
+    written = wire.say('<tool_call>\n{"name": "now"}\n{"name": "now"}\n</tool_call>')
     with wire.server([written, GOOD]) as server:
         assert ask(server, tools=[now]) == "好"
-        assert sent(server, 1)[-1]["content"] == "三点"
+        assert [message["content"] for message in sent(server, 1)[-2:]] == ["三点", "三点"]
+
+
+def test_a_call_written_as_text_beside_a_real_one_does_not_run():
+    both = wire.calls([("echo", {"text": "B"})], content=f"<tool_call>{WRITTEN}</tool_call>")
+    with wire.server([both, GOOD]) as server:
+        assert ask(server) == "好"
+        assert [message["content"] for message in sent(server, 1) if message["role"] == "tool"] == [
+            "B"
+        ]
 
 
 def test_a_result_that_the_model_makes_up_is_no_answer():
@@ -500,6 +512,24 @@ def test_a_tool_that_hangs_gives_way_and_the_others_are_kept():
             "A",
         ]
     assert time.monotonic() - begun < 3
+
+
+def test_calls_that_have_no_thread_yet_are_not_begun_once_it_is_over():
+    begun, over = [], threading.Event()
+
+    def work(n):
+        begun.append(n)
+        return over.wait(10) if n else "done"
+
+    def stop(line):
+        raise ValueError(line)
+
+    seventy = wire.calls([("work", {"n": n}) for n in range(70)])
+    with wire.server([seventy]) as server:
+        with pytest.raises(ValueError, match="done"):
+            ask(server, tools=[tool("work", work, n={"type": "integer"})], on_tool_result=stop)
+    over.set()
+    assert len(begun) < 68  # 64 threads, and one or two more when the first is free again
 
 
 def test_the_process_does_not_wait_for_a_tool_that_hangs():

@@ -198,10 +198,11 @@ def test_think_tags_may_be_cut_anywhere_and_are_text_in_code(text, answer, think
         assert message(*pieces) == (answer, answer, thinking), pieces
 
 
-def test_all_before_a_bare_closing_tag_is_thinking():
-    for pieces in in_two_pieces("想\n</think>\n\n答"):
+@pytest.mark.parametrize("thought", ["想\n", '{"city": "北京"}\n', "```json\n{}\n```\n"])
+def test_all_before_a_bare_closing_tag_is_thinking(thought):
+    for pieces in in_two_pieces(thought + "</think>\n\n答"):
         content, _, thinking = message(*pieces)
-        assert (content.strip(), thinking) == ("答", "想\n"), pieces
+        assert (content.strip(), thinking) == ("答", thought), pieces
 
 
 # ------------------------------------------------------------------ joining the pieces of calls
@@ -337,6 +338,26 @@ FOLDS = {
     "whole again at the end": (
         [piece(0, "x", "f", '{"a"'), piece(0, arguments=":1}"), piece(0, arguments=A)],
         [("x", "f", A)],
+    ),
+    "another name after the arguments have begun": (
+        [piece(0, "x", "f", '{"a"'), piece(0, "x", "g", ":1}")],
+        [("x", "f", A)],
+    ),
+    "no index, all repeated at the end": (
+        [piece(id="x", name="f", arguments=A), piece(id="x", name="f", arguments="")],
+        [("x", "f", A)],
+    ),
+    "all repeated at the end": (
+        [piece(0, "x", "f", A), piece(0, "x", "f", "")],
+        [("x", "f", A)],
+    ),
+    "all repeated, index counts, arguments late": (
+        [piece(0, "x", "f", ""), piece(1, "x", "f", A)],
+        [("x", "f", A)],
+    ),
+    "index stuck, the first without arguments": (
+        [piece(0, "x", "f", ""), piece(0, "y", "f", B)],
+        [("x", "f", ""), ("y", "f", B)],
     ),
     "nothing at all": ([{"index": 0}, None, "x", {"index": [], "function": 3}], []),
 }
