@@ -394,10 +394,8 @@ def test_thinking_before_a_bare_closing_tag_stays_out_of_a_pipe():
 
 
 def test_half_an_emoji_inside_a_line_is_shown_whole():
-    heard = []
-    stream = "".join(
-        f"data: {json.dumps(wire.chunk({'content': text}))}\n\n" for text in ("好\ud83d", "\ude00")
-    )
+    texts, heard = ["好", "\ud83d", "\ude00"], []
+    stream = "".join(f"data: {json.dumps(wire.chunk({'content': text}))}\n\n" for text in texts)
     with wire.server([wire.sse(stream)]) as server:
         assert ask(server, on_content=heard.append) == "好😀"
     assert "".join(heard) == "好😀"
