@@ -49,6 +49,7 @@ from sse import (
     PlainSession,
     ToolCalls,
     broken_off,
+    function_of,
     innermost,
     iter_deltas,
     json_or_none,
@@ -79,6 +80,7 @@ SYSTEM_PROMPT = """你是一个会使用工具的中文助手。
 3. **拿到工具结果后，用简洁的中文整理出回答。**
 4. **不需要工具的问题直接回答。**"""
 
+# extensions, as is the reasoning_content that they switch: OpenAI's protocol has neither
 THINKING_ON: Json = {"enable_thinking": True}  # else there is no reasoning_content (§4.2)
 THINKING_OFF: Json = {  # every server has its own switch; one that it refuses is dropped
     "enable_thinking": False,
@@ -118,8 +120,9 @@ MODEL = os.environ.get("OPENAI_MODEL", "").strip() or (
 
 
 class Message(dict[str, Any]):
-    """An assistant message as a reply without streaming would hold it. `finish_reason`, which is
-    no part of the protocol's message, is kept beside it."""
+    """An assistant message as a reply without streaming would hold it; beside calls its content is
+    "" rather than null, which fewer servers take back. `finish_reason`, which is no part of the
+    protocol's message, is kept beside it."""
 
     finish_reason = ""
 
@@ -215,6 +218,7 @@ def run_tool_calls(
     run any more. The callbacks are called here, on the caller's thread: every call before the
     first tool starts, the results as they come.
     """
+    # each result comes in a box, so that it can also be given up: see execute_in_time
     boxes: list[SimpleQueue[str]] = [SimpleQueue() for _ in calls]
 
     def result_of(number: int) -> str:
@@ -234,7 +238,7 @@ def run_tool_calls(
             for future in as_completed(futures):
                 name = calls[futures.index(future)]["function"]["name"]
                 _tell(on_tool_result, f"工具结果 {name} → {future.result()}")
-        finally:  # Ctrl-C, or a callback that raised: nobody waits any longer
+        finally:  # after Ctrl-C, or a callback that raised, nobody shall wait any longer
             pool.shutdown(wait=False, cancel_futures=True)
             for box in boxes:
                 box.put("已取消")
@@ -281,7 +285,8 @@ def run_agent(
         ask = partial(call_model_firmly, tools=tools, server=server, model=model, thinking=thinking)
         for _ in range(max_rounds):
             message = ask(messages, tool_choice, on_reasoning=on_reasoning, on_content=on_content)
-            if not message.get("tool_calls"):  # no calls: what was streamed is the answer
+            # no calls: what was streamed is the answer, whatever finish_reason says
+            if not message.get("tool_calls"):
                 messages.append(message)
                 return str(message["content"]) + mark_of_cut(message, on_content)
             # the calls of a round do not depend on each other, so they run in parallel
@@ -290,16 +295,16 @@ def run_agent(
             results = run_tool_calls(
                 calls, repeats, tool_map, tool_timeout, on_tool_call, on_tool_result
             )
-            # ★ the assistant's message as it came, then each result, paired by tool_call_id;
-            # only together, so that an interrupted round leaves no call without its result
+            # ★ the assistant's message as it came (`_wire_message` has the exceptions), then each
+            # result, paired by tool_call_id; only together, so that no call is left without one
             messages += [message, *results]
-            tool_choice = "none" if all(repeats) else "auto"  # nothing new: now it must answer
+            tool_choice = "none" if all(repeats) else "auto"  # nothing new: it shall answer now
     fuse = f"工具调用超过 {max_rounds} 轮，未能完成任务"
     messages.append({"role": "assistant", "content": fuse})
     return fuse
 
 
-NUDGE = "请根据以上内容，直接用中文回答我的问题。"
+NUDGE: Json = {"role": "user", "content": "请根据以上内容，直接用中文回答我的问题。"}
 
 
 def call_model_firmly(messages: list[Any], tool_choice: str, **ask: Any) -> Message:
@@ -309,7 +314,7 @@ def call_model_firmly(messages: list[Any], tool_choice: str, **ask: Any) -> Mess
     With "none" alone the model stays silent again, so the second request also says what to do; that
     sentence does not stay in the conversation.
     """
-    for choice, nudge in ((tool_choice, []), ("none", [{"role": "user", "content": NUDGE}])):
+    for choice, nudge in ((tool_choice, []), ("none", [NUDGE])):
         message = call_model_stream([*messages, *nudge], tool_choice=choice, **ask)
         if message.get("tool_calls") or message["content"].strip():
             return message
@@ -319,9 +324,9 @@ def call_model_firmly(messages: list[Any], tool_choice: str, **ask: Any) -> Mess
 def count_repeats(made: Counter[str], calls: Sequence[Json]) -> list[int]:
     """For each call, how often it has been made before in this run; all are noted in `made`.
 
-    A small model seldom leaves such a circle by itself (§4.4, HKUDS/nanobot#2298). The second time
-    its result says so, the third time it does not run, and after a round without anything new
-    `tool_choice` forces an answer.
+    A small model seldom leaves such a circle by itself (§4.4, HKUDS/nanobot#2298). So the third
+    time a call does not run; the results of a round without anything new say so, and `tool_choice`
+    then asks for an answer.
     """
     repeats = []
     for call in calls:
@@ -331,8 +336,8 @@ def count_repeats(made: Counter[str], calls: Sequence[Json]) -> list[int]:
 
 
 def mark_of_cut(message: Message, on_content: Callback) -> str:
-    """What an answer that did not end by itself ends with, since half an answer looks whole
-    (Hal0ai/hal0#1598).
+    """Show and return what an answer that did not end by itself ends with, since half an answer
+    looks whole (Hal0ai/hal0#1598).
 
     For the person only: in `messages` the model would take it for its own words.
     """
@@ -427,7 +432,8 @@ class Server:
         if not kept["tools"]:  # an empty list is refused (vllm-project/vllm#39780)
             kept = {key: kept[key] for key in kept if key not in ("tools", "tool_choice")}
         messages = _paired([_wire_message(message) for message in body["messages"]])
-        asked = max((n for n, m in enumerate(messages) if m.get("role") == "user"), default=0)
+        questions = [n for n, m in enumerate(messages) if m.get("role") == "user" and m != NUDGE]
+        asked = max(questions, default=0)
         for number, message in enumerate(messages):
             if message.get("role") == "assistant":
                 self._fit(message, of_this_run=number > asked)
@@ -482,8 +488,7 @@ def _wire_message(message: Any) -> Json:
 
 
 def _wire_call(call: Json) -> Json:
-    function = call.get("function")
-    function = dict(function) if isinstance(function, dict) else {}
+    function = dict(function_of(call))
     function["name"] = function.get("name") or "unknown"
     raw = function.get("arguments")
     if not isinstance(raw, str) or not isinstance(json_or_none(raw), dict):
@@ -509,7 +514,7 @@ def _paired(messages: Sequence[Json]) -> list[Json]:
             if found:
                 following.remove(found[0])
             if not call["id"] or call["id"] in ids:
-                call["id"] = f"m{at:04}c{number:03}"  # nine letters and digits suit every server
+                call["id"] = f"m{at:04}c{number:03}"  # nine characters: see new_id
             ids.add(call["id"])
             paired.append({**(found or [nothing])[0], "tool_call_id": call["id"]})
     return paired

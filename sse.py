@@ -99,7 +99,9 @@ def iter_events(chunks: Iterable[bytes]) -> Iterator[Event]:
 # ------------------------------------------------------------------ events -> JSON objects
 
 _MAX_EVENT = 64 << 20  # bytes; a body that goes on without an event is not read for ever
-_HEAD = 8 << 20  # bytes of a body kept until its first event, in case it is no event stream at all
+_MAX_HEAD = (
+    8 << 20
+)  # bytes of a body kept until its first event, in case it is no event stream at all
 END_WAIT = 2.0  # seconds for [DONE] and usage after a whole message
 
 
@@ -111,7 +113,7 @@ class Body:
         self.head: bytearray | None = bytearray()  # the first bytes, until there is an event
         self.pending = 0  # bytes since the last event
         self.deadline = float("inf")  # when nobody waits any longer for what may still come
-        self.usual_wait: float | None = None  # seconds for the next bytes, when there is none
+        self.usual_wait: float | None = None  # seconds for the next bytes, before `end_within`
         self.ended = self.done = False  # all bytes are here; [DONE] has come
 
     def __iter__(self) -> Iterator[bytes]:
@@ -120,7 +122,7 @@ class Body:
                 self.pending += len(chunk)
                 if self.pending > _MAX_EVENT:
                     raise ModelError("模型服务发来的数据没有尽头，不是流式回答")
-                if self.head is not None and len(self.head) < _HEAD:
+                if self.head is not None and len(self.head) < _MAX_HEAD:
                     self.head += chunk
                 yield chunk
                 if time.monotonic() > self.deadline:  # comments alone would go on for ever
@@ -143,17 +145,15 @@ class Body:
             self.deadline = time.monotonic() + seconds
 
 
-def parse_sse_stream(response: requests.Response) -> Iterator[Json]:
+def parse_sse_stream(response: requests.Response | Body) -> Iterator[Json]:
     """The JSON object of each event (§4.2 parseSSEStream), up to `[DONE]` or the end of the body.
 
     A body that has no event but is one JSON object, the reply of a server that does not stream
     (nashsu/llm_wiki#619), is yielded as that object. Raises ModelError for an error that the server
-    reports (apache/rocketmq-dashboard#2178) and for data that is no JSON.
+    reports (apache/rocketmq-dashboard#2178) and for data that is no JSON. What is learnt of the
+    body on the way is in a Body; who wants to know it hands one in.
     """
-    return _json_objects(Body(response))
-
-
-def _json_objects(body: Body) -> Iterator[Json]:
+    body = response if isinstance(response, Body) else Body(response)
     for event in iter_events(body):
         body.head, body.pending = None, 0
         for text in _json_texts(event.data):
@@ -311,34 +311,36 @@ class Delta(NamedTuple):
     thinking: Json = {}  # field -> the same thinking as it came; as all defaults, never changed
     tool_calls: list[Json] = []
     finish_reason: str = ""
-    misfiled: bool = False  # a bare closing tag has come: all content so far was thinking, so
-    # whoever collects it has to move it
+    misfiled: bool = False  # a closing tag has come: all content so far was thinking, and whoever
+    # collects it has to move it
 
 
 def iter_deltas(response: requests.Response) -> Iterator[Delta]:
     """The deltas of one streamed reply.
 
-    Raises ModelError if the stream ends before the message does (CommandCodeAI/command-code#785): a
-    message is whole when `finish_reason` or `[DONE]` has come, and only then.
+    The protocol ends a message with `finish_reason`, and a stream with usage and `[DONE]`; servers
+    leave out the one or the other. So a message is whole when either has come, and only then: else
+    ModelError (CommandCodeAI/command-code#785).
     """
     body = Body(response)
-    chunks = reasons = 0
-    whole = premature = False
+    ended = False  # a finish_reason has come
+    some_without = False  # it says nothing where every chunk has one
+    went_on = False  # nor where text or calls come after it
+    final = False  # so it was the end of the message: only usage and [DONE] may still come
     try:
-        for delta, finish_reason in _one_choice(_json_objects(body)):
+        for delta, finish_reason in _one_choice(parse_sse_stream(body)):
             piece = _read_delta(delta, finish_reason)
             yield piece
-            # subtle: it says nothing where every chunk has one, or where more comes after it
-            more = piece.content or piece.reasoning or piece.tool_calls
-            premature = premature or reasons > 0 and bool(more)
-            chunks, reasons = chunks + 1, reasons + bool(finish_reason)
-            if whole != (0 < reasons < chunks and not premature):
-                whole = not whole
-                body.end_within(END_WAIT if whole else None)
+            went_on = went_on or ended and any((piece.content, piece.reasoning, piece.tool_calls))
+            ended = ended or bool(finish_reason)
+            some_without = some_without or not finish_reason
+            before, final = final, ended and some_without and not went_on
+            if final != before:
+                body.end_within(END_WAIT if final else None)
     except ConnectionLost:  # after a whole message it costs nothing
-        if not whole:
+        if not final:
             raise
-    if not body.done and not reasons:
+    if not body.done and not ended:
         raise ModelError("回答在中途断开：既没有 finish_reason 也没有 [DONE]，内容不完整，请重试")
 
 
@@ -481,11 +483,11 @@ class _Call:
 class ToolCalls:
     """The tool calls of one message in the making (§4.2: toolCalls).
 
-    In the article `index` says to which call a piece belongs. Servers leave it out
+    By the protocol `index` says to which call a piece belongs. Servers leave it out
     (ollama/ollama#7881), repeat it (ollama/ollama#15457) or change it (agno-agi/agno#8880); they do
     the same with ids (spring-projects/spring-ai#6000) and names (NousResearch/hermes-agent#11984).
-    What decides here is what can only mean one thing: a known id, a new id with a name, arguments
-    that are already complete.
+    So where they contradict `index`, what can only mean one thing decides: a known id, a new id
+    with a name, arguments that are already complete.
     """
 
     def __init__(self) -> None:
@@ -497,8 +499,7 @@ class ToolCalls:
         """Add one element of `delta.tool_calls`; null and "" mean absent."""
         if not isinstance(piece, dict):
             return
-        function = piece.get("function")
-        function = function if isinstance(function, dict) else {}
+        function = function_of(piece)
         name, arguments = _text(function.get("name")), function.get("arguments")
         call_id, index = piece.get("id") or "", piece.get("index")
         call_id = call_id if isinstance(call_id, str) else str(call_id)
@@ -570,6 +571,11 @@ class ToolCalls:
             calls[call_id] = {"id": call_id, "type": "function", "function": function}
             calls[call_id].update(call.others)
         return list(calls.values())
+
+
+def function_of(call: Json) -> Json:
+    function = call.get("function")
+    return function if isinstance(function, dict) else {}
 
 
 def is_json_object(text: str) -> bool:

@@ -35,7 +35,16 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import HTTPError
 
-from sse import Delta, Json, PlainSession, broken_off, new_id, read_bytes
+from sse import (
+    Delta,
+    Json,
+    PlainSession,
+    broken_off,
+    function_of,
+    json_or_none,
+    new_id,
+    read_bytes,
+)
 
 
 class Tool(NamedTuple):
@@ -422,8 +431,7 @@ def execute_tool_call(call: Json, tool_map: Mapping[str, Tool] = TOOL_MAP) -> st
 
 
 def _outcome(call: Json, tool_map: Mapping[str, Tool]) -> str:
-    function = call.get("function")
-    function = function if isinstance(function, dict) else {}
+    function = function_of(call)
     # a template's token may stick to the name (NorthlandPositronics/Cogtrix#2023)
     name = str(function.get("name") or "").partition("<|")[0].strip()
     tool = tool_map.get(name)
@@ -721,11 +729,7 @@ def copies_result(content: str, last: Mapping[str, Any]) -> bool:
     """Whether a reply to a tool's result is nothing but JSON copied out of it, which small models
     take for an answer. After any other message, such as a request for an answer, it is one."""
     text = _without_fence(content)
-    if last.get("role") != "tool" or text[:1] not in ("{", "["):
-        return False
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError):
+    if last.get("role") != "tool" or not isinstance(json_or_none(text), (dict, list)):
         return False
     strings = re.findall(r'"(?:[^"\\]|\\.)*"', text)
     return bool(strings) and all(string in str(last.get("content")) for string in strings)

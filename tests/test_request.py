@@ -168,6 +168,13 @@ def test_thinking_that_is_refused_is_left_out_for_the_run(field):
         assert len(server.requests) == 4  # refused once, not once a round
 
 
+def test_thinking_stays_when_an_empty_reply_is_asked_for_once_more():
+    with wire.server([thinking_call(), wire.say(""), GOOD]) as server:
+        assert ask(server) == "好"
+        thoughts = [sent(server, number)[2].get("reasoning_content") for number in (1, 2)]
+    assert thoughts[0] and thoughts[0] == thoughts[1]
+
+
 def test_thinking_that_is_demanded_is_added_to_all_assistant_messages():
     def answer(request):
         said = [m for m in request.body["messages"] if m["role"] == "assistant"]
