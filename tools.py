@@ -676,22 +676,29 @@ def split_calls(
     Text that may still turn out to be a call waits for the end of the reply, and so do blanks at
     the head: in a round of calls there is often nothing else (§4.2). `last`: the message before.
     """
-    content, shown, called, finish_reason = "", 0, False, ""
+    shown: list[str] = []
+    text, at = "", 0  # the last letter that was shown, and from `at` on what was not
+    called, finish_reason = False, ""
     for delta in deltas:
         if delta.misfiled:
-            delta = delta._replace(reasoning=content[shown:] + delta.reasoning)
-            content, shown = "", 0
-        content += delta.content
-        ready = showable(content, shown) if shown or delta.content.strip() else 0
-        text, shown = content[shown:ready], ready
-        yield delta if text == delta.content else delta._replace(content=text)
+            delta = delta._replace(reasoning=text[at:] + delta.reasoning)
+            shown, text, at = [], "", 0
+        text += delta.content
+        ready = showable(text, at) if at or delta.content.strip() else 0
+        piece = text[at:ready]
+        if piece:
+            shown.append(piece)
+            text, at = text[ready - 1 :], 1
+        yield delta if piece == delta.content else delta._replace(content=piece)
         called = called or bool(delta.tool_calls)
         finish_reason = delta.finish_reason or finish_reason
+    before = "".join(shown)
+    content = before + text[at:]
     calls: list[Json] = []
     if not called and not broken_off(finish_reason):
         content, calls = calls_in_text(content, tools)
         content = "" if any(copies_result(content, message) for message in last) else content
-    yield Delta(content[shown:], tool_calls=calls)
+    yield Delta(content[len(before) :], tool_calls=calls)
 
 
 def showable(content: str, shown: int) -> int:
