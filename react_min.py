@@ -164,8 +164,7 @@ def call_model_stream(
     with server.stream(body) as response:
         deltas = split_thinking(iter_deltas(response))
         for delta in split_calls(deltas, tools, messages[-1:]):
-            if delta.misfiled:  # it was shown as it came: the person saw it, the answer is without
-                _tell(on_reasoning, content)
+            if delta.misfiled:
                 content = ""
             _tell(on_reasoning, delta.reasoning)
             if content or delta.content.strip():  # blanks beside tool calls are not shown
@@ -218,7 +217,8 @@ def run_tool_calls(
     run any more. The callbacks are called here, on the caller's thread: every call before the
     first tool starts, the results as they come.
     """
-    # each result comes in a box, so that it can also be given up: see execute_in_time
+    # a tool runs on a thread of its own and puts its result into a box; the pool's thread only
+    # waits there (see execute_in_time), and whoever puts something in first ends the wait
     boxes: list[SimpleQueue[str]] = [SimpleQueue() for _ in calls]
 
     def result_of(number: int) -> str:
@@ -238,7 +238,7 @@ def run_tool_calls(
             for future in as_completed(futures):
                 name = calls[futures.index(future)]["function"]["name"]
                 _tell(on_tool_result, f"工具结果 {name} → {future.result()}")
-        finally:  # after Ctrl-C, or a callback that raised, nobody shall wait any longer
+        finally:  # after Ctrl-C, or a callback that raised, leaving the pool must not take long
             pool.shutdown(wait=False, cancel_futures=True)
             for box in boxes:
                 box.put("已取消")
@@ -298,7 +298,7 @@ def run_agent(
             # ★ the assistant's message as it came (`_wire_message` has the exceptions), then each
             # result, paired by tool_call_id; only together, so that no call is left without one
             messages += [message, *results]
-            tool_choice = "none" if all(repeats) else "auto"  # nothing new: it shall answer now
+            tool_choice = "none" if all(repeats) else "auto"  # nothing new: next it shall answer
     fuse = f"工具调用超过 {max_rounds} 轮，未能完成任务"
     messages.append({"role": "assistant", "content": fuse})
     return fuse

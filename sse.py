@@ -1,7 +1,24 @@
-"""From bytes to the pieces of a message: the stream of a model server, read (article §4.2).
+r"""From bytes to the pieces of a message: the stream of a model server, read (article §4.2).
 
     bytes --read_bytes--> chunks --iter_events--> events --parse_sse_stream--> JSON objects
-          --iter_deltas--> deltas --split_thinking--> deltas; ToolCalls joins the pieces of calls
+          --iter_deltas--> deltas --split_thinking--> deltas --tools.split_calls--> deltas
+    and ToolCalls joins the pieces of calls
+
+A round with one call, without the fields that nobody reads here; an empty line after each:
+
+    data: {"choices":[{"index":0,"delta":{"role":"assistant","reasoning_content":"先查天气。"}}]}
+    data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"call_a","type":"function",
+           "function":{"name":"get_weather","arguments":""}}]}}]}
+    data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,
+           "function":{"arguments":"{\"city\": \"北"}}]}}]}
+    data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,
+           "function":{"arguments":"京\"}"}}]}}]}
+    data: {"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}
+    data: {"choices":[],"usage":{"total_tokens":157}}
+    data: [DONE]
+
+The outer `index` is the reply's, the inner one the call's: all that a later piece of a call must
+have. `[DONE]` is OpenAI's, not the standard's; `reasoning_content` is other servers'.
 
 `iter_events` follows the WHATWG standard (HTML 9.2.5 and 9.2.6) to the letter and knows nothing of
 models. Above it, each rule answers something that a real server sends; none asks who the server is.
@@ -311,8 +328,7 @@ class Delta(NamedTuple):
     thinking: Json = {}  # field -> the same thinking as it came; as all defaults, never changed
     tool_calls: list[Json] = []
     finish_reason: str = ""
-    misfiled: bool = False  # a closing tag has come: all content so far was thinking, and whoever
-    # collects it has to move it
+    misfiled: bool = False  # a closing tag has come: the content so far was thinking, forget it
 
 
 def iter_deltas(response: requests.Response) -> Iterator[Delta]:
@@ -525,7 +541,8 @@ class ToolCalls:
     def _owner(self, call_id: str, index: Any, name: str, arguments: Any) -> _Call | None:
         """The call that a piece continues, or None if it opens one; the first rule that fits.
 
-        In the examples a piece is `index id name arguments`, and - is what it lacks.
+        The protocol's whole rule is `self._at.get(index)`; the others are for servers whose index
+        cannot be trusted. In the examples a piece is `index id name arguments`, - what it lacks.
         """
         newest = self._calls[-1] if self._calls else None
         at_index = self._at.get(index)
@@ -566,7 +583,7 @@ class ToolCalls:
                 continue
             if cut and arguments.strip() in ("", "null"):
                 arguments = "…"  # no JSON, so it will not run
-            call_id = new_id() if call.id in (*calls, "") else call.id
+            call_id = new_id() if not call.id or call.id in calls else call.id
             function = {"name": call.name, "arguments": arguments}
             calls[call_id] = {"id": call_id, "type": "function", "function": function}
             calls[call_id].update(call.others)

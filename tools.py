@@ -2,6 +2,7 @@
 
 The order is: what a tool is; the four tools; how a call is run, read and checked, also one that was
 written as text; how the tools reach the web, and what they must not reach; how a page becomes text.
+Who reads for the protocol goes from `Tool` to `execute_tool_call` and on to `split_calls`.
 
 But:
 - no decorators and no schema from type hints: a tool is a declaration and a function
@@ -674,14 +675,16 @@ def split_calls(
     """Move calls that stand in the content to where they belong, as `split_thinking` does thinking.
 
     Text that may still turn out to be a call waits for the end of the reply, and so do blanks at
-    the head: in a round of calls there is often nothing else (§4.2). `last`: the message before.
+    the head: in a round of calls there is often nothing else (§4.2). JSON that is only copied out
+    of `last`, the message before, is no answer and goes, so that the loop asks once more.
     """
     shown: list[str] = []
     text, at = "", 0  # the last letter that was shown, and from `at` on what was not
     called, finish_reason = False, ""
     for delta in deltas:
-        if delta.misfiled:
-            delta = delta._replace(reasoning=text[at:] + delta.reasoning)
+        if delta.misfiled:  # it was shown as it came: now it is told once more, as thinking
+            yield Delta(reasoning="".join(shown), misfiled=True)
+            delta = delta._replace(reasoning=text[at:] + delta.reasoning, misfiled=False)
             shown, text, at = [], "", 0
         text += delta.content
         ready = showable(text, at) if at or delta.content.strip() else 0
