@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import codecs
 import html
+import io
 import json
 import math
 import re
@@ -678,24 +679,24 @@ def split_calls(
     the head: in a round of calls there is often nothing else (§4.2). JSON that is only copied out
     of `last`, the message before, is no answer and goes, so that the loop asks once more.
     """
-    shown: list[str] = []
+    shown = io.StringIO()
     text, at = "", 0  # the last letter that was shown, and from `at` on what was not
     called, finish_reason = False, ""
     for delta in deltas:
         if delta.misfiled:  # it was shown as it came: now it is told once more, as thinking
-            yield Delta(reasoning="".join(shown), misfiled=True)
+            yield Delta(reasoning=shown.getvalue(), misfiled=True)
             delta = delta._replace(reasoning=text[at:] + delta.reasoning, misfiled=False)
-            shown, text, at = [], "", 0
+            shown, text, at = io.StringIO(), "", 0
         text += delta.content
         ready = showable(text, at) if at or delta.content.strip() else 0
         piece = text[at:ready]
         if piece:
-            shown.append(piece)
+            shown.write(piece)
             text, at = text[ready - 1 :], 1
         yield delta if piece == delta.content else delta._replace(content=piece)
         called = called or bool(delta.tool_calls)
         finish_reason = delta.finish_reason or finish_reason
-    before = "".join(shown)
+    before = shown.getvalue()
     content = before + text[at:]
     calls: list[Json] = []
     if not called and not broken_off(finish_reason):
