@@ -351,7 +351,6 @@ def mark_of_cut(message: Message, on_content: Callback) -> str:
 
 # ------------------------------------------------------------------ the request
 
-
 OPTIONAL_FIELDS = [*THINKING_OFF, "max_tokens", "temperature", "tool_choice", "content"]
 OPTIONAL_FIELDS += THINKING_FIELDS
 DEMAND = r"(?i)missing|must be (?:passed|provided|included|set)|pass(?:ed)? back|requir"

@@ -37,6 +37,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import requests
@@ -116,9 +117,7 @@ def iter_events(chunks: Iterable[bytes]) -> Iterator[Event]:
 # ------------------------------------------------------------------ events -> JSON objects
 
 _MAX_EVENT = 64 << 20  # bytes; a body that goes on without an event is not read for ever
-_MAX_HEAD = (
-    8 << 20
-)  # bytes of a body kept until its first event, in case it is no event stream at all
+_MAX_REPLY = 8 << 20  # bytes that are looked at where a body has no event at all
 END_WAIT = 2.0  # seconds for [DONE] and usage after a whole message
 
 
@@ -127,39 +126,48 @@ class Body:
 
     def __init__(self, response: requests.Response) -> None:
         self.response = response
-        self.head: bytearray | None = bytearray()  # the first bytes, until there is an event
-        self.pending = 0  # bytes since the last event
-        self.deadline = float("inf")  # when nobody waits any longer for what may still come
-        self.usual_wait: float | None = None  # seconds for the next bytes, before `end_within`
+        self.since_event = bytearray()
+        self.final = False  # the message is whole: only usage and [DONE] may still come
+        self.deadline = float("inf")  # when nobody waits for them any longer
+        sock = _socket(response)
+        self.usual_wait: float | None = sock and sock.gettimeout()  # seconds for the next bytes
         self.ended = self.done = False  # all bytes are here; [DONE] has come
 
     def __iter__(self) -> Iterator[bytes]:
         try:
             for chunk in read_bytes(self.response):
-                self.pending += len(chunk)
-                if self.pending > _MAX_EVENT:
-                    raise ModelError("模型服务发来的数据没有尽头，不是流式回答")
-                if self.head is not None and len(self.head) < _MAX_HEAD:
-                    self.head += chunk
+                self.since_event += chunk
+                if len(self.since_event) > _MAX_EVENT:
+                    raise ModelError("模型服务发来的数据没有尽头，请检查 OPENAI_BASE_URL")
                 yield chunk
                 if time.monotonic() > self.deadline:  # comments alone would go on for ever
                     raise ConnectionLost("服务器在回答之后没有结束")
         except (urllib3.exceptions.ReadTimeoutError, requests.ConnectionError) as error:
-            why = f"等不到模型的后续输出，连接超时：{innermost(error)}"
+            why = f"等不到模型的后续输出，连接超时，可用 --timeout 放宽：{innermost(error)}"
             raise ConnectionLost(why) from error
         except (urllib3.exceptions.HTTPError, requests.RequestException, OSError) as error:
-            raise ConnectionLost(f"回答在中途断开，没有收完：{innermost(error)}") from error
+            why = f"回答在中途断开，没有收完，请重试：{innermost(error)}"
+            raise ConnectionLost(why) from error
         self.ended = True
         yield b"\n\n"  # only a clean end comes here: let go of an event without its blank line
 
-    def end_within(self, seconds: float | None) -> None:
-        """Wait only so long for the rest of the body; None: as long as before."""
-        if seconds is None:
-            wait_at_most(self.response, self.usual_wait)
-            self.deadline = float("inf")
-        else:
-            self.usual_wait = wait_at_most(self.response, seconds)
-            self.deadline = time.monotonic() + seconds
+    def expect_end(self, final: bool) -> None:
+        """Wait only a little for the rest of the body; or as usual, if the message goes on."""
+        if final != self.final:
+            self.final = final
+            self.deadline = time.monotonic() + END_WAIT if final else float("inf")
+            wait_at_most(self.response, END_WAIT if final else self.usual_wait)
+
+    def drain(self) -> None:
+        """Take what follows `[DONE]` if it is already here, so that the next round finds the
+        connection free; a server that stays silent is not waited for."""
+        sock = _socket(self.response)
+        wait_at_most(self.response, 0.05)
+        with suppress(urllib3.exceptions.HTTPError, OSError):  # then the connection is closed
+            for _, _ in zip(range(8), read_bytes(self.response)):
+                pass
+            if sock:
+                sock.settimeout(self.usual_wait)
 
 
 def parse_sse_stream(response: requests.Response | Body) -> Iterator[Json]:
@@ -171,12 +179,13 @@ def parse_sse_stream(response: requests.Response | Body) -> Iterator[Json]:
     body on the way is in a Body; who wants to know it hands one in.
     """
     body = response if isinstance(response, Body) else Body(response)
+    event = None
     for event in iter_events(body):
-        body.head, body.pending = None, 0
+        body.since_event.clear()
         for text in _json_texts(event.data):
             if text == "[DONE]":
                 body.done = True
-                _drain(body.response)
+                body.drain()
                 return
             if not text or text.startswith(":"):  # a keep-alive as data (mnfst/llm-gateway#2053)
                 continue
@@ -190,11 +199,12 @@ def parse_sse_stream(response: requests.Response | Body) -> Iterator[Json]:
                 raise ModelError(f"模型服务报错：{server_words(text)}")
             if isinstance(value, dict):
                 yield value
-    if body.head and body.head.strip():
-        text = body.head.decode("utf-8", "replace")
-        value = json_or_none(text)
+    reply = body.since_event[:_MAX_REPLY].decode("utf-8", "replace")
+    if event is None and reply.strip():
+        value = json_or_none(reply)
         if not isinstance(value, dict) or _is_error(value):
-            raise ModelError(f"模型服务返回的不是流式回答：{server_words(text)}")
+            hint = "若地址不对，请检查 OPENAI_BASE_URL，末尾是否少了 /v1"
+            raise ModelError(f"模型服务返回的不是流式回答：{server_words(reply)}（{hint}）")
         yield value
 
 
@@ -235,29 +245,15 @@ def read_bytes(response: requests.Response) -> Iterator[bytes]:
         yield from response.iter_content(1)
 
 
-def wait_at_most(response: requests.Response, seconds: float | None) -> float | None:
-    """From now on, wait no longer than this for the next bytes of a response; returns how long it
-    was before."""
-    sock = getattr(getattr(response.raw, "connection", None), "sock", None)
-    if sock is None:
-        return None
-    before: float | None = sock.gettimeout()
-    sock.settimeout(seconds)
-    return before
+def wait_at_most(response: requests.Response, seconds: float | None) -> None:
+    """From now on, wait no longer than this for the next bytes of a response."""
+    if sock := _socket(response):
+        sock.settimeout(seconds)
 
 
-def _drain(response: requests.Response) -> None:
-    """Take the rest of a body after `[DONE]` if it is already here, so that the next round finds
-    the connection free; a server that stays silent is not waited for."""
-    connection = getattr(response.raw, "connection", None)
-    wait_at_most(response, 0.05)
-    try:
-        for _, _ in zip(range(8), read_bytes(response)):
-            pass
-        if connection is not None and connection.sock is not None:
-            connection.sock.settimeout(connection.timeout)
-    except (urllib3.exceptions.HTTPError, OSError):
-        pass  # urllib3 has closed the connection: the next round opens another
+def _socket(response: requests.Response) -> Any:
+    """The socket that a response comes through; None where there is none, and after its end."""
+    return getattr(getattr(response.raw, "connection", None), "sock", None)
 
 
 # ------------------------------------------------------------------ what a server says of errors
@@ -342,7 +338,6 @@ def iter_deltas(response: requests.Response) -> Iterator[Delta]:
     ended = False  # a finish_reason has come
     some_without = False  # it says nothing where every chunk has one
     went_on = False  # nor where text or calls come after it
-    final = False  # so it was the end of the message: only usage and [DONE] may still come
     try:
         for delta, finish_reason in _one_choice(parse_sse_stream(body)):
             piece = _read_delta(delta, finish_reason)
@@ -350,11 +345,9 @@ def iter_deltas(response: requests.Response) -> Iterator[Delta]:
             went_on = went_on or ended and any((piece.content, piece.reasoning, piece.tool_calls))
             ended = ended or bool(finish_reason)
             some_without = some_without or not finish_reason
-            before, final = final, ended and some_without and not went_on
-            if final != before:
-                body.end_within(END_WAIT if final else None)
+            body.expect_end(ended and some_without and not went_on)
     except ConnectionLost:  # after a whole message it costs nothing
-        if not final:
+        if not body.final:
             raise
     if not body.done and not ended:
         raise ModelError("回答在中途断开：既没有 finish_reason 也没有 [DONE]，内容不完整，请重试")

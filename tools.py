@@ -749,6 +749,7 @@ def copies_result(content: str, last: Mapping[str, Any]) -> bool:
 def _read_calls(text: str, at: int, names: set[str]) -> list[Json]:
     """The calls of which `text` consists from `at` on; ValueError if it holds anything else."""
     calls: list[Json] = []
+    call: Json | None
     tagged = False
     while True:
         between = re.compile(_BETWEEN).match(text, at)
@@ -777,7 +778,7 @@ def _read_json(text: str, at: int) -> tuple[Any, int]:
     return value, at + doubled
 
 
-def _read_xml_call(text: str, at: int) -> tuple[Json | None, int]:
+def _read_xml_call(text: str, at: int) -> tuple[Json, int]:
     """`<function=name><parameter=key>value</parameter></function>`, each closed, nothing beside."""
     function = re.compile(_FUNCTION).match(text, at)
     if not function or re.sub(_PARAMETER, "", function[2]).strip():

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+import react_min
+import tools
+
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 MODULES = ("react_min.py", "tools.py", "sse.py")
@@ -103,6 +106,12 @@ def test_the_quoted_loop_the_numbers_and_the_table_are_those_of_the_source():
     assert readme().count(" 分钟") == 6
     assert TABLE.search(readme())
     assert readme() == corrected(readme()), "run: python tests/test_readme.py --fix"
+
+
+def test_the_limits_that_it_names_are_those_of_the_code():
+    waits = f"先等 {react_min.Terminal.LONGEST:g} 秒（或来得慢时 {react_min.Terminal.PAUSE:g} 秒）"
+    for words in (waits, f"超过 {tools.MAX_RESULT} 字", f"解析到 {tools.FAKE_IPS} 时放行"):
+        assert words in readme(), words
 
 
 def test_every_link_and_file_named_exists():
