@@ -15,9 +15,6 @@ from pathlib import Path
 
 import pytest
 
-import react_min
-import tools
-
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 MODULES = ("react_min.py", "tools.py", "sse.py")
@@ -109,9 +106,23 @@ def test_the_quoted_loop_the_numbers_and_the_table_are_those_of_the_source():
 
 
 def test_the_limits_that_it_names_are_those_of_the_code():
+    import react_min  # here: as a script, this file finds no module of the project
+    import tools
+
     waits = f"先等 {react_min.Terminal.LONGEST:g} 秒（或来得慢时 {react_min.Terminal.PAUSE:g} 秒）"
     for words in (waits, f"超过 {tools.MAX_RESULT} 字", f"解析到 {tools.FAKE_IPS} 时放行"):
         assert words in readme(), words
+
+
+def test_the_command_that_corrects_it_works_from_anywhere(tmp_path):
+    for name in (*MODULES, "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=lambda *_: ["__pycache__"])
+    copy = tmp_path / "README.md"
+    copy.write_text(PLACE.sub(r"`\1:1 \3`", readme()), encoding="utf-8")
+    fix = [sys.executable, str(tmp_path / "tests/test_readme.py"), "--fix"]
+    subprocess.run(fix, check=True, cwd=tmp_path / "tests")
+    assert copy.read_text(encoding="utf-8") == readme()
 
 
 def test_every_link_and_file_named_exists():
